@@ -1,0 +1,143 @@
+"""What the REST API, the events and the CLI's ``--json`` say: one struct a resource.
+
+Field names are the JSON names. Times are ISO 8601 in UTC, sizes are bytes,
+durations are seconds, progress runs from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
+OperationKind = Literal["save", "restore"]
+Phase = Literal[
+    "waiting", "checking", "dumping", "storing", "reading", "restoring", "connecting", "finished"
+]
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """Why something failed; see :class:`jupyter_gpu_ckpt.errors.CkptError`."""
+
+    message: str
+    reason: str
+    hint: str | None = None
+    details: str | None = None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One thing that differs between a state and this node.
+
+    ``blocking`` means the state cannot be restored here because of it.
+    """
+
+    what: str
+    message: str
+    blocking: bool
+    saved: str | None = None
+    here: str | None = None
+
+
+class Node(msgspec.Struct, frozen=True):
+    """The machine or pod a state was captured on."""
+
+    id: str
+    hostname: str
+    kernel_release: str
+    cpu: str
+    criu: str | None
+    gpus: list[str] = []
+
+
+class State(msgspec.Struct, frozen=True):
+    """One saved state. ``restorable`` is ``None`` where it was not checked (lists)."""
+
+    id: str
+    kernel_id: str
+    kernel_name: str
+    display_name: str
+    path: str | None
+    created: str
+    reason: str
+    label: str | None
+    node: Node
+    size: int
+    stored_size: int
+    frozen_seconds: float
+    execution_count: int | None
+    execution_state: str
+    restorable: bool | None = None
+    differences: list[Difference] = []
+    warnings: list[str] = []
+
+
+class OperationResult(msgspec.Struct, frozen=True):
+    """What a finished operation achieved."""
+
+    state_id: str
+    kernel_id: str
+    seconds: float
+    size: int
+    frozen_seconds: float | None = None
+    warnings: list[str] = []
+
+
+class Operation(msgspec.Struct):
+    """A long operation on one kernel."""
+
+    id: str
+    kind: OperationKind
+    kernel_id: str
+    path: str | None
+    state_id: str | None
+    status: OperationStatus
+    phase: Phase
+    progress: float
+    started: str
+    finished: str | None = None
+    result: OperationResult | None = None
+    error: ErrorBody | None = None
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """A running kernel and whether it can be saved (if not: ``error`` says why)."""
+
+    id: str
+    name: str
+    display_name: str
+    path: str | None
+    execution_state: str
+    savable: bool
+    error: ErrorBody | None
+    last_state: State | None
+    operation: Operation | None
+
+
+class LostKernel(msgspec.Struct, frozen=True):
+    """A kernel that ended without an orderly shutdown and has at least one state."""
+
+    kernel_id: str
+    kernel_name: str
+    display_name: str
+    path: str | None
+    node: str
+    last_seen: str
+    state: State
+
+
+class DoctorCheck(msgspec.Struct, frozen=True):
+    """One line of ``doctor``."""
+
+    name: str
+    status: Literal["ok", "warning", "problem"]
+    message: str
+    hint: str | None = None
+
+
+class Doctor(msgspec.Struct, frozen=True):
+    """What this node can capture, and why not."""
+
+    can_capture: bool
+    version: str
+    checks: list[DoctorCheck]
