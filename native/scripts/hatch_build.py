@@ -24,7 +24,7 @@ COMPILER_HINT = (
 )
 
 
-class KernelCaptureHook(BuildHookInterface[Any])
+class KernelCaptureHook(BuildHookInterface[Any]):
     """Builds ``native/`` in a temporary folder and installs the one program from it."""
 
     PLUGIN_NAME = "custom"
