@@ -1,0 +1,216 @@
+"""What a CRIU image directory says about a process tree, and the edits before a restore."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from .elf import build_id
+from .images_proto import INETSK, REG, Image, read_image, write_image
+
+_CLOSE: Final = 7
+_LISTEN: Final = 10
+_MAPS_A_FILE: Final = 1 << 6 | 1 << 7  # VMA status bits: private and shared file mappings
+_MAPPED_V4: Final = bytes(10) + b"\xff\xff"
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One process of the image: its PID and the ids of all its threads (its PID among them)."""
+
+    pid: int
+    tids: list[int]
+
+
+class MappedFile(msgspec.Struct, frozen=True):
+    """A file that processes of the tree map: a library, the interpreter, a data file.
+
+    ``size`` is in bytes, ``mtime_ns`` in nanoseconds since the epoch, ``build_id``
+    hexadecimal and ``None`` for files that carry none.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    build_id: str | None = None
+
+
+def tasks(images_dir: Path) -> list[Task]:
+    """The processes of the image, the root of the tree first."""
+    return [
+        Task(entry.pid, list(entry.threads) or [entry.pid])
+        for entry in read_image(images_dir / "pstree.img", "pstree_entry").messages
+    ]
+
+
+def all_pids(images_dir: Path) -> list[int]:
+    """Every number that must be free for a restore: PIDs, TIDs, session and group ids.
+
+    Sorted. Sessions and groups whose leader is outside the image are left out: CRIU
+    does not create those.
+    """
+    found: set[int] = set()
+    for task in tasks(images_dir):
+        found.add(task.pid)
+        found.update(task.tids)
+    return sorted(found)
+
+
+def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[MappedFile]:
+    """Files that the tree maps or executes and that exist here, with what identifies them.
+
+    Parameters
+    ----------
+    images_dir
+        A finished image directory of a tree on this node.
+    exclude
+        Node-local directories: files below them are part of the state, and left out.
+
+    Returns
+    -------
+    list of MappedFile
+        Sorted by path. Deleted and link-remapped files are CRIU's business, and left out.
+    """
+    files = read_image(images_dir / "files.img", "file_entry")
+    mapped = _mapped_ids(images_dir)
+    remapped = _remapped_ids(images_dir)
+    names = {
+        entry.reg.name
+        for entry in files.messages
+        if entry.type == REG and entry.id in mapped and entry.id not in remapped
+    }
+    result = []
+    for name in sorted(names):
+        path = os.fsdecode(name)
+        if any(is_below(path, directory) for directory in exclude):
+            continue
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            result.append(MappedFile(path, status.st_size, status.st_mtime_ns, build_id(path)))
+    return result
+
+
+def open_files(images_dir: Path) -> list[str]:
+    """Paths of all regular-file entries (open, mapped, working directories), sorted."""
+    files = read_image(images_dir / "files.img", "file_entry")
+    return sorted({os.fsdecode(e.reg.name) for e in files.messages if e.type == REG})
+
+
+def inet_listeners(images_dir: Path) -> list[tuple[str, int]]:
+    """Addresses and TCP ports that the tree listens on, sorted."""
+    files = read_image(images_dir / "files.img", "file_entry")
+    return sorted(
+        {
+            (_text(_address(e.isk.family, e.isk.src_addr)), e.isk.src_port)
+            for e in files.messages
+            if e.type == INETSK and e.isk.proto == socket.IPPROTO_TCP and e.isk.state == _LISTEN
+        }
+    )
+
+
+def prepare_for_restore(images_dir: Path) -> None:
+    """Edit the images so that they can be restored; called by the keeper before every restore.
+
+    * A TCP connection whose other end is not in the image comes back as a fresh, closed
+      socket. Connections inside the tree stay.
+    * The recorded size of files that no process maps is forgotten: such a file may have
+      grown since, as IPython's history does, and CRIU would refuse it.
+    * Sockets bound to an address that this node lacks lose that address where nothing
+      depends on it.
+
+    Idempotent; files are replaced atomically.
+
+    Raises
+    ------
+    CkptError
+        ``state_damaged`` when an image cannot be read.
+    """
+    path = images_dir / "files.img"
+    files = read_image(path, "file_entry")
+    changed = _close_outside_connections(files)
+    changed |= _forget_sizes(files, _mapped_ids(images_dir))
+    if changed:
+        write_image(path, files)
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Whether ``path`` is ``directory`` or something in it (by name only)."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _mapped_ids(images_dir: Path) -> set[int]:
+    found: set[int] = set()
+    for path in images_dir.glob("mm-*.img"):
+        for entry in read_image(path, "mm_entry").messages:
+            found.add(entry.exe_file_id)
+            found.update(vma.shmid for vma in entry.vmas if vma.status & _MAPS_A_FILE)
+    return found
+
+
+def _remapped_ids(images_dir: Path) -> set[int]:
+    path = images_dir / "remap-fpath.img"
+    if not path.exists():
+        return set()
+    entries = read_image(path, "remap_file_path_entry").messages
+    return {e.orig_id for e in entries} | {e.remap_id for e in entries}
+
+
+def _forget_sizes(files: Image, mapped: set[int]) -> bool:
+    changed = False
+    for entry in files.messages:
+        if entry.type == REG and entry.id not in mapped and entry.reg.HasField("size"):
+            entry.reg.ClearField("size")
+            changed = True
+    return changed
+
+
+def _address(family: int, words: Iterable[int]) -> bytes:
+    """Network-order address; IPv4-mapped IPv6 becomes IPv4, so that the ends compare equal."""
+    raw = b"".join(struct.pack("=I", word) for word in words)
+    if family == socket.AF_INET:
+        return raw[:4]
+    return raw[12:16] if raw[:12] == _MAPPED_V4 else raw[:16]
+
+
+def _text(address: bytes) -> str:
+    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
+
+
+def _ends(entry: Any) -> tuple[tuple[bytes, int], tuple[bytes, int]]:
+    return (
+        (_address(entry.family, entry.src_addr), entry.src_port),
+        (_address(entry.family, entry.dst_addr), entry.dst_port),
+    )
+
+
+def _close_outside_connections(files: Image) -> bool:
+    connections = [
+        entry.isk
+        for entry in files.messages
+        if entry.type == INETSK and entry.isk.proto == socket.IPPROTO_TCP and entry.isk.dst_port
+    ]
+    known = {_ends(entry) for entry in connections}
+    changed = False
+    for entry in connections:
+        here, there = _ends(entry)
+        if (there, here) not in known:
+            _make_unconnected(entry)
+            changed = True
+    return changed
+
+
+def _make_unconnected(entry: Any) -> None:
+    entry.state = _CLOSE
+    entry.src_port = entry.dst_port = entry.backlog = 0
+    entry.src_addr[:] = [0] * len(entry.src_addr)
+    entry.dst_addr[:] = [0] * len(entry.dst_addr)
+    entry.ClearField("ifname")
