@@ -1,0 +1,39 @@
+"""A browser for the session, a fresh page for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.harness.browser import NotebookPage, chromium
+from tests.harness.server import JupyterServer
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, request: pytest.FixtureRequest
+) -> Iterator[Callable[[JupyterServer], NotebookPage]]:
+    """Open a tab on a server: a function, as a test may have several."""
+    contexts = []
+    pages: list[NotebookPage] = []
+    request.node.open_pages = pages
+
+    def open_one(server: JupyterServer) -> NotebookPage:
+        context = browser.new_context()
+        contexts.append(context)
+        page = NotebookPage(context.new_page(), server)
+        pages.append(page)
+        return page
+
+    yield open_one
+    pages.clear()
+    for context in contexts:
+        context.close()

@@ -1,0 +1,60 @@
+"""Fixtures that every test may use, and what is shown of the real parts when a test fails."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import server as servers
+from tests.harness.node import REPOSITORY
+from tests.harness.server import Home, shared_folder
+
+pytest_plugins = ("pytest_jupyter.jupyter_server",)
+
+#: Screenshots and logs of failed tests.
+EVIDENCE = REPOSITORY / "build" / "test-evidence"
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that nodes can share: not below a folder that a node has of its own."""
+    with shared_folder("shared") as path:
+        yield path
+
+
+@pytest.fixture
+def home(shared: Path) -> Home:
+    """root's own home for one test, with its notebooks and store."""
+    return Home(shared / "home")
+
+
+@pytest.fixture(scope="session")
+def r_kernelspec() -> Callable[[Home], str]:
+    """Install Debian's R kernel into a home; returns the function that does it."""
+    source = Path("/usr/lib/R/site-library/IRkernel/kernelspec")
+    assert source.is_dir(), "R's kernel is missing: apt-get install r-cran-irkernel"
+
+    def install(home: Home) -> str:
+        shutil.copytree(source, home.data / "kernels" / "ir")
+        home.own()
+        return "ir"
+
+    return install
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
+    report: pytest.TestReport = yield
+    if report.failed:
+        for server in servers.RUNNING:
+            report.sections.append((f"server log ({server.log_path.name})", server.log()))
+        for page in getattr(item, "open_pages", []):
+            shot = page.screenshot(EVIDENCE, f"{item.nodeid}-{report.when}")
+            report.sections.append(("browser console", "\n".join(page.console[-50:])))
+            report.sections.append(("screenshot", str(shot)))
+    return report

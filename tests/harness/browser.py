@@ -1,0 +1,112 @@
+"""A real browser on a real page: what the browser tests do and read, in a user's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.harness.server import JupyterServer
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+EXECUTABLE = "/usr/bin/chromium"
+PATIENCE = 30_000  # ms
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Yield a running headless browser."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=EXECUTABLE, headless=True, args=ARGUMENTS
+        )
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class NotebookPage:
+    """One browser tab with one notebook in it."""
+
+    def __init__(self, page: Page, server: JupyterServer) -> None:
+        self.page = page
+        self.server = server
+        self.console: list[str] = []
+        page.set_default_timeout(PATIENCE)
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.on("console", lambda m: self.console.append(f"{m.type}: {m.text}"))
+        page.on("pageerror", lambda e: self.console.append(f"page error: {e}"))
+
+    def open(self, path: str, *, app: str = "lab") -> None:
+        """Open the notebook and wait for its kernel."""
+        where = f"notebooks/{path}" if app == "notebook" else f"lab/tree/{path}"
+        # A workspace of its own, or the page would open the last test's tabs again.
+        reset = "" if app == "notebook" else "&reset"
+        self.page.goto(f"{self.server.base_url}{where}?token={self.server.token}{reset}")
+        expect(self.notebook).to_be_visible(timeout=PATIENCE)
+        self.wait_idle()
+
+    @property
+    def notebook(self) -> Locator:
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+
+    @property
+    def cells(self) -> Locator:
+        return self.notebook.locator(".jp-CodeCell")
+
+    def wait_idle(self) -> None:
+        """Wait until the page says that the kernel is idle."""
+        indicator = self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
+        expect(indicator.first).to_be_attached(timeout=PATIENCE)
+
+    def run_cell(self, number: int, *, wait: bool = True) -> None:
+        """Click into cell `number` and press Shift+Enter; wait for its prompt number."""
+        before = self.prompt(number)
+        self.cells.nth(number).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+        if wait:
+            prompt = self.cells.nth(number).locator(".jp-InputArea-prompt")
+            expect(prompt).not_to_have_text(before)
+            expect(prompt).to_have_text(re.compile(r"\[\d+\]:"), timeout=PATIENCE)
+
+    def prompt(self, number: int) -> str:
+        """Return the cell's prompt, such as ``[3]:``."""
+        text = self.cells.nth(number).locator(".jp-InputArea-prompt").text_content()
+        return (text or "").strip()
+
+    def output(self, number: int) -> str:
+        """Return the cell's output as text."""
+        return "\n".join(
+            self.cells.nth(number).locator(".jp-OutputArea-output").all_inner_texts()
+        ).strip()
+
+    def wait_output(self, number: int, text: str | re.Pattern[str], timeout: float = 30) -> None:
+        """Wait until the cell's output contains `text`; `timeout` in seconds."""
+        outputs = self.cells.nth(number).locator(".jp-OutputArea-child")
+        expect(outputs.filter(has_text=text).first).to_be_visible(timeout=timeout * 1000)
+
+    def notification(self, text: str | re.Pattern[str], timeout: float = 30) -> Locator:
+        """Return the notification with the given text once it is shown."""
+        toast = self.page.locator(".Toastify__toast").filter(has_text=text).first
+        expect(toast).to_be_visible(timeout=timeout * 1000)
+        return toast
+
+    def dialog(self, text: str | re.Pattern[str], timeout: float = 30) -> Locator:
+        """Return the dialog with the given text once it is shown."""
+        dialog = self.page.locator(".jp-Dialog").filter(has_text=text).first
+        expect(dialog).to_be_visible(timeout=timeout * 1000)
+        return dialog
+
+    def screenshot(self, folder: Path, name: str) -> Path:
+        """Write what the user sees now."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}.png"
+        self.page.screenshot(path=path)
+        return path
