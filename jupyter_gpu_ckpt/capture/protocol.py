@@ -1,0 +1,95 @@
+"""The JSON lines that ``kernel-capture`` writes: parsing, and the structs they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+#: Longest line of ``kernel-capture`` that is believed; longer ones are dropped whole.
+MAX_LINE: Final = 1 << 20
+
+
+class CriuBinary(msgspec.Struct, frozen=True):
+    """The CRIU that ``kernel-capture`` would run."""
+
+    path: str
+    version: str
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A problem or a note of ``probe``."""
+
+    reason: str
+    message: str
+    hint: str | None = None
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """Which Linux capabilities ``kernel-capture`` can use here."""
+
+    checkpoint_restore: bool = False
+    net_admin: bool = False
+    setpcap: bool = False
+    sys_ptrace: bool = False
+    sys_admin: bool = False
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """What this node can capture. ``problems`` is empty exactly when it can."""
+
+    version: str
+    kernel: str
+    can_capture: bool
+    criu: CriuBinary | None = None
+    capabilities: Capabilities = Capabilities()
+    no_new_privs: bool = False
+    seccomp: int = 0
+    uid: int = -1
+    root: bool = False
+    can_set_pid: bool = False
+    pid_namespaces: bool = False
+    time_namespaces: bool = False
+    problems: list[Finding] = []
+    notes: list[Finding] = []
+
+
+class DumpResult(msgspec.Struct, frozen=True):
+    """A finished dump: seconds the kernel stood still, seconds in all, bytes written."""
+
+    frozen_seconds: float
+    dump_seconds: float
+    image_bytes: int
+
+
+class RestoredEvent(msgspec.Struct, frozen=True):
+    """A finished restore; ``pid`` is the kernel's, as this process sees it."""
+
+    pid: int
+    restore_s: float
+    pid_namespace: bool = False
+    time_namespace: bool = False
+
+
+def parse_event(line: bytes) -> dict[str, Any] | None:
+    """One event, or ``None`` for a line that is none (noise never breaks a save)."""
+    try:
+        event = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if isinstance(event, dict) and isinstance(event.get("event"), str):
+        return event
+    return None
+
+
+def read_events(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    """Events from a pipe until it closes; lines above :data:`MAX_LINE` are skipped."""
+    skipping = False
+    while line := stream.readline(MAX_LINE):
+        complete = line.endswith(b"\n")
+        if not skipping and (complete or len(line) < MAX_LINE):
+            event = parse_event(line)
+            if event is not None:
+                yield event
+        skipping = not complete
