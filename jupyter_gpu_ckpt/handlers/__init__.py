@@ -1,0 +1,17 @@
+"""The REST API below ``/gpu-ckpt/api``; ``openapi.yaml`` describes it."""
+
+from __future__ import annotations
+
+from . import doctor, gc, kernels, lost, operations, states
+from .base import GpuCkptHandler
+
+default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
+    *doctor.routes,
+    *gc.routes,
+    *kernels.routes,
+    *lost.routes,
+    *operations.routes,
+    *states.routes,
+]
+
+__all__ = ["default_handlers"]

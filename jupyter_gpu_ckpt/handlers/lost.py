@@ -1,0 +1,57 @@
+"""Lost kernels: list, restore, dismiss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from jupyter_server.auth import authorized
+from tornado import web
+
+from .base import API, GpuCkptHandler
+
+
+class EmptyBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A body that carries nothing."""
+
+
+class LostHandler(GpuCkptHandler):
+    """``/lost``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List kernels that ended without an orderly shutdown and can come back."""
+        self.answer(await self.keeper.lost())
+
+
+class LostRestoreHandler(GpuCkptHandler):
+    """``/lost/{kernel_id}/restore``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start to restore a lost kernel from its newest state."""
+        kernel_id = self.checked_id("kernel", kernel_id)
+        self.body(EmptyBody)
+        self.accepted(await self.keeper.restore_lost(kernel_id))
+
+
+class LostDismissHandler(GpuCkptHandler):
+    """``/lost/{kernel_id}/dismiss``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Stop offering a lost kernel; its states stay."""
+        kernel_id = self.checked_id("kernel", kernel_id)
+        self.body(EmptyBody)
+        await self.keeper.dismiss_lost(kernel_id)
+        self.no_content()
+
+
+routes: list[tuple[str, Any]] = [
+    (rf"{API}/lost/?", LostHandler),
+    (rf"{API}/lost/(?P<kernel_id>[^/]+)/restore", LostRestoreHandler),
+    (rf"{API}/lost/(?P<kernel_id>[^/]+)/dismiss", LostDismissHandler),
+]
