@@ -1,0 +1,206 @@
+"""What stands in the way of a save or a restore, found before anything is touched."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..errors import CkptError
+from ..models import Difference
+from . import procfs
+from .images import MappedFile
+from .node import NodeInfo, differences
+from .protocol import Probe
+
+_GPU: Final = re.compile(r"/dev/(nvidia|dri/|kfd$)")
+_UNSAVABLE: Final = {
+    "anon_inode:[io_uring]": "io_uring (an asynchronous file or network library)",
+    "anon_inode:[perf_event]": "a performance counter (a profiler)",
+    "anon_inode:[userfaultfd]": "userfaultfd",
+    "anon_inode:[fanotify]": "fanotify",
+    "anon_inode:kvm-vm": "a virtual machine (KVM)",
+    "anon_inode:bpf-prog": "a BPF program",
+}
+_MARGIN: Final = 1.1  # page tables of the image, small images, rounding
+
+
+def check_save(pid: int, probe: Probe, spool: Path) -> None:
+    """Raise what would make a save fail; called by the keeper before the kernel is frozen.
+
+    Parameters
+    ----------
+    pid
+        The kernel's process id.
+    probe
+        From :meth:`.native.KernelCapture.probe`.
+    spool
+        The folder in which the image directory will be made.
+
+    Raises
+    ------
+    CkptError
+        ``cannot_capture`` when this node cannot capture at all, ``not_savable`` when the
+        kernel holds something that cannot be saved, ``no_space``.
+    """
+    check_node(probe)
+    tree = procfs.tree(pid)
+    if not tree:
+        raise CkptError("not_savable", "The kernel has ended.", hint="Start it again.")
+    needed = 0
+    for member in tree:
+        status = procfs.status(member)
+        _check_process(member, status)
+        needed += _dump_size(status)
+    needed = int(needed * _MARGIN)
+    free = shutil.disk_usage(spool).free
+    if free < needed:
+        raise CkptError(
+            "no_space",
+            f"Saving this kernel needs about {_mib(needed)} of disk space, and {_mib(free)} "
+            "are free.",
+            hint="Free disk space, delete old states, or delete large variables.",
+            details=str(spool),
+        )
+
+
+def check_node(probe: Probe) -> None:
+    """Raise ``cannot_capture`` with the first problem of the node, if it has one."""
+    if probe.can_capture:
+        return
+    for problem in probe.problems:
+        raise CkptError(
+            "cannot_capture",
+            problem.message,
+            hint=problem.hint,
+            details="\n".join(other.message for other in probe.problems[1:]) or None,
+        )
+    raise CkptError("cannot_capture", "Kernels cannot be saved on this node.")
+
+
+def check_restore(
+    *,
+    probe: Probe,
+    saved: NodeInfo,
+    here: NodeInfo,
+    mapped_files: Sequence[MappedFile],
+    pids: Sequence[int] = (),
+    listeners: Sequence[tuple[str, int]] = (),
+    ending: Collection[int] = (),
+) -> list[Difference]:
+    """What a restore would meet here; called before every restore and to show a state.
+
+    Parameters
+    ----------
+    probe
+        From :meth:`.native.KernelCapture.probe`.
+    saved, here
+        The state's node and this one.
+    mapped_files
+        From the state's manifest.
+    pids
+        Every PID and TID that the state needs.
+    listeners
+        Addresses and TCP ports that the state listens on, from :func:`.images.inet_listeners`.
+    ending
+        Processes that will have ended by then: the kernel that is rolled back, with its
+        descendants. Their PIDs and ports count as free.
+
+    Returns
+    -------
+    list of Difference
+        Blocking ones first.
+
+    Raises
+    ------
+    CkptError
+        ``cannot_capture`` when this node cannot restore at all.
+    """
+    check_node(probe)
+    found = differences(saved, here, mapped_files)
+    if not (probe.pid_namespaces and probe.can_set_pid):
+        found += _taken_pids(pids, ending)
+    if not ending:
+        found += _taken_ports(listeners)
+    return sorted(found, key=lambda difference: not difference.blocking)
+
+
+def kernel_and_descendants(pid: int) -> set[int]:
+    """All process and thread ids of a running tree, for ``ending`` of :func:`check_restore`."""
+    found = set()
+    for member in procfs.tree(pid):
+        found.add(member)
+        found.update(procfs.threads(member))
+    return found
+
+
+def _check_process(pid: int, status: dict[str, str]) -> None:
+    name = f"{status.get('Name', 'a process')} (process {pid})"
+    uids = set(status.get("Uid", "").split())
+    if uids and uids != {str(os.getuid())}:
+        raise CkptError(
+            "not_savable",
+            f"{name} was started by the kernel and runs as another user.",
+            hint="End it, then save again.",
+        )
+    if status.get("TracerPid", "0") != "0":
+        raise CkptError(
+            "not_savable",
+            f"A debugger or tracer is attached to {name}.",
+            hint="Detach it, then save again.",
+            details=f"tracer: process {status['TracerPid']}",
+        )
+    held = [target for _, target in procfs.descriptors(pid)]
+    if any(_GPU.match(target) for target in held):
+        raise CkptError(
+            "not_savable",
+            "The kernel uses a GPU, which this version cannot save yet.",
+            hint="Restart the kernel without using the GPU.",
+            details=name,
+        )
+    for target in held:
+        if target in _UNSAVABLE:
+            raise CkptError(
+                "not_savable",
+                f"The kernel uses {_UNSAVABLE[target]}, which cannot be saved.",
+                hint="Close what uses it, then save again.",
+                details=f"{name}: {target}",
+            )
+
+
+def _dump_size(status: dict[str, str]) -> int:
+    """Bytes that CRIU will write for a process: anonymous, swapped and shared memory."""
+    return sum(procfs.kilobytes(status, name) for name in ("RssAnon", "VmSwap", "RssShmem"))
+
+
+def _taken_pids(pids: Sequence[int], ending: Collection[int]) -> list[Difference]:
+    taken = [pid for pid in pids if pid not in ending and os.path.exists(f"/proc/{pid}")]
+    if not taken:
+        return []
+    names = [f"{pid} ({procfs.status(pid).get('Name', '?')})" for pid in taken[:5]]
+    shown = ", ".join(names) + (" and others" if len(taken) > 5 else "")
+    message = f"Process numbers that the kernel needs are taken on this node: {shown}."
+    return [Difference("pid", message, True, None, ", ".join(map(str, taken)))]
+
+
+def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
+    found = []
+    for ip, port in listeners:
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As a restored listener does: connections of its last life do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((ip, port))
+            except OSError as error:
+                message = f"The kernel's network port {ip}:{port} is not free on this node."
+                found.append(Difference("port", message, True, f"{ip}:{port}", error.strerror))
+    return found
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

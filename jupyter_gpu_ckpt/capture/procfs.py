@@ -1,0 +1,114 @@
+"""What ``/proc`` says about a process tree."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Mapping(NamedTuple):
+    """One line of ``/proc/PID/maps`` that maps a file."""
+
+    path: str
+    device: int
+    inode: int
+
+
+def tree(pid: int) -> list[int]:
+    """``pid`` and all its descendants, parents first. Empty when ``pid`` is gone.
+
+    The kernel is a subreaper, so nothing it started is anywhere else.
+    """
+    found: list[int] = []
+    waiting = [pid] if os.path.isdir(f"/proc/{pid}") else []
+    while waiting:
+        current = waiting.pop(0)
+        found.append(current)
+        for thread in _list(f"/proc/{current}/task"):
+            for child in _text(f"/proc/{current}/task/{thread}/children").split():
+                if int(child) not in found and int(child) not in waiting:
+                    waiting.append(int(child))
+    return found
+
+
+def threads(pid: int) -> list[int]:
+    """Thread ids of a process."""
+    return [int(name) for name in _list(f"/proc/{pid}/task")]
+
+
+def descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    """``(path of the /proc link, its target)`` of every open descriptor."""
+    folder = f"/proc/{pid}/fd"
+    for name in _list(folder):
+        with contextlib.suppress(OSError):
+            yield f"{folder}/{name}", os.readlink(f"{folder}/{name}")
+
+
+def mappings(pid: int) -> Iterator[Mapping]:
+    """The distinct files that a process maps; deleted ones end in `` (deleted)``."""
+    seen = set()
+    for line in _bytes(f"/proc/{pid}/maps").splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith(b"/"):
+            continue
+        major, _, minor = fields[3].partition(b":")
+        # The kernel writes a newline in a name as \012 and nothing else is escaped.
+        path = os.fsdecode(fields[5].replace(b"\\012", b"\n"))
+        mapping = Mapping(path, os.makedev(int(major, 16), int(minor, 16)), int(fields[4]))
+        if mapping not in seen:
+            seen.add(mapping)
+            yield mapping
+
+
+def cwd(pid: int) -> str | None:
+    """A process's working directory, or ``None`` when it cannot be read."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
+
+
+def unix_socket_paths(pid: int) -> dict[int, str]:
+    """Inode -> path of the Unix sockets that are bound to a path, in the process's namespace."""
+    found = {}
+    for line in _bytes(f"/proc/{pid}/net/unix").splitlines()[1:]:
+        fields = line.split(None, 7)
+        if len(fields) == 8 and fields[7].startswith(b"/"):
+            found[int(fields[6])] = os.fsdecode(fields[7])
+    return found
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of ``/proc/PID/status``; empty when the process is gone."""
+    fields = {}
+    for line in _text(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    return fields
+
+
+def kilobytes(fields: dict[str, str], name: str) -> int:
+    """A ``status`` field that is given in kB, in bytes; 0 where it is absent."""
+    value = fields.get(name, "").split()
+    return int(value[0]) * 1024 if value and value[0].isdigit() else 0
+
+
+def _list(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _text(path: str) -> str:
+    return _bytes(path).decode(errors="replace")

@@ -1,0 +1,278 @@
+"""Puts a state's node-local files where they were, without following or losing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from ..errors import CkptError
+from .filecopy import copy_sparse, same_content
+from .images import is_below
+from .node_local import NodeLocalEntry, copy_path
+
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def put_back(
+    images_dir: Path, entries: Sequence[NodeLocalEntry], *, dirs: Sequence[str] | None = None
+) -> list[str]:
+    """Put node-local files, directories and FIFOs back; called before CRIU restores.
+
+    Symbolic links in the way are never followed, and nothing is overwritten: what is in
+    the way and differs is renamed to ``NAME.before-restore-N``.
+
+    Parameters
+    ----------
+    images_dir
+        The image directory with its ``node-local`` copies.
+    entries
+        From the state's manifest.
+    dirs
+        The node-local directories of this node's configuration; entries elsewhere are
+        refused. ``None`` accepts the directories that the entries name.
+
+    Returns
+    -------
+    list of str
+        Warnings for the user, such as files that were moved aside.
+
+    Raises
+    ------
+    CkptError
+        ``not_restorable`` when a place cannot be written, ``no_space``, or
+        ``state_damaged`` when an entry points outside of its directory or its copy is missing.
+    """
+    allowed = None if dirs is None else {os.path.realpath(directory) for directory in dirs}
+    warnings: list[str] = []
+    for entry in entries:
+        _check(entry, allowed)
+        try:
+            with _parent(entry, warnings) as (folder, name):
+                _PUT[entry.kind](images_dir, entry, folder, name, warnings)
+        except OSError as error:
+            raise _cannot(entry.path, error) from error
+    return warnings
+
+
+def clean_up(entries: Sequence[NodeLocalEntry]) -> None:
+    """Remove the ``link_remap.*`` links that were put back; after a restore, failed or not."""
+    for entry in entries:
+        if not entry.link_remap:
+            continue
+        _check(entry, None)
+        with contextlib.suppress(OSError), _parent(entry, None) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+
+
+def _check(entry: NodeLocalEntry, allowed: set[str] | None) -> None:
+    """Refuse an entry that does not stay where it may be."""
+    for path in (entry.path, entry.base, entry.same_as or entry.path):
+        if not path.startswith("/") or os.path.normpath(path) != path or "\0" in path:
+            raise _damaged(entry)
+    inside = is_below(entry.path, entry.base) and entry.path != entry.base
+    if entry.same_as is not None and not is_below(entry.same_as, entry.base):
+        inside = False
+    name = os.path.basename(entry.path)
+    known = allowed is None or entry.base in allowed
+    if not inside or not (known or (entry.link_remap and name.startswith("link_remap."))):
+        raise _damaged(entry)
+
+
+def _damaged(entry: NodeLocalEntry) -> CkptError:
+    return CkptError(
+        "state_damaged",
+        f"The saved state names a file that it must not touch: {entry.path}.",
+        hint="Restore an older state of this kernel.",
+    )
+
+
+def _cannot(path: str, error: OSError) -> CkptError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CkptError(
+            "no_space",
+            f"There is not enough disk space to put {path} back.",
+            hint="Free disk space there, then restore.",
+            details=str(error),
+        )
+    return CkptError(
+        "not_restorable",
+        f"The file {path}, which the kernel has open, cannot be put back: {error.strerror}.",
+        hint="Make its folder writable for you, then restore.",
+        details=str(error),
+    )
+
+
+@contextlib.contextmanager
+def _parent(entry: NodeLocalEntry, warnings: list[str] | None) -> Iterator[tuple[int, str]]:
+    """The folder of an entry as a descriptor, missing ones made, and the name in it.
+
+    With ``warnings`` ``None`` nothing is made or moved.
+    """
+    *folders, name = os.path.relpath(entry.path, entry.base).split("/")
+    folder = os.open(entry.base, _DIRECTORY)
+    try:
+        path = entry.base
+        for part in folders:
+            path = os.path.join(path, part)
+            inner = _enter(folder, part, path, warnings)
+            os.close(folder)
+            folder = inner
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def _enter(folder: int, name: str, path: str, warnings: list[str] | None) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        if warnings is None:
+            raise
+    _move_aside(folder, name, path, warnings)
+    os.mkdir(name, 0o700, dir_fd=folder)
+    return os.open(name, _DIRECTORY, dir_fd=folder)
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _move_aside(folder: int, name: str, path: str, warnings: list[str]) -> None:
+    """Rename what is there, if anything, to a name that is free."""
+    if _status(folder, name) is None:
+        return
+    number = 1
+    while _status(folder, f"{name}.before-restore-{number}") is not None:
+        number += 1
+    aside = f"{name}.before-restore-{number}"
+    os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
+    warnings.append(f"{path} was in the way and is now {aside}.")
+
+
+def _put_directory(
+    images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
+) -> None:
+    status = _status(folder, name)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        return
+    _move_aside(folder, name, entry.path, warnings)
+    os.mkdir(name, 0o700, dir_fd=folder)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    made = os.open(name, flags, dir_fd=folder)
+    try:
+        _own(made, entry)
+    finally:
+        os.close(made)
+
+
+def _put_file(
+    images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
+) -> None:
+    if entry.same_as is not None:
+        _put_link(entry, folder, name, warnings)
+        return
+    if entry.source is None:
+        raise _damaged(entry)
+    try:
+        source = os.open(
+            copy_path(images_dir, entry.source), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except FileNotFoundError as error:
+        raise CkptError(
+            "state_damaged",
+            f"The saved state lacks the contents of {entry.path}.",
+            hint="Restore an older state of this kernel.",
+        ) from error
+    try:
+        if _is_there(source, entry, folder, name):
+            return
+        try:
+            _move_aside(folder, name, entry.path, warnings)
+        except PermissionError:
+            warnings.append(f"{entry.path} has changed since the save and could not be put back.")
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        target = os.open(name, flags, 0o600, dir_fd=folder)
+        try:
+            copy_sparse(source, target)
+            _own(target, entry)
+            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
+        except BaseException:
+            os.unlink(name, dir_fd=folder)
+            raise
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _is_there(source: int, entry: NodeLocalEntry, folder: int, name: str) -> bool:
+    """Whether the very same file is there already; its permissions are set right."""
+    status = _status(folder, name)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        present = os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        return False
+    try:
+        if not same_content(source, present):
+            return False
+        if stat.S_IMODE(status.st_mode) != entry.mode:
+            os.fchmod(present, entry.mode)
+        return True
+    except PermissionError:
+        return False
+    finally:
+        os.close(present)
+
+
+def _put_link(entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]) -> None:
+    assert entry.same_as is not None
+    original = NodeLocalEntry(entry.same_as, entry.base, "file", 0, 0, 0)
+    with _parent(original, warnings) as (other, other_name):
+        there = _status(folder, name)
+        first = os.stat(other_name, dir_fd=other, follow_symlinks=False)
+        if there is not None and (there.st_dev, there.st_ino) == (first.st_dev, first.st_ino):
+            return
+        _move_aside(folder, name, entry.path, warnings)
+        os.link(other_name, name, src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
+
+
+def _put_fifo(
+    images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
+) -> None:
+    status = _status(folder, name)
+    if status is not None and stat.S_ISFIFO(status.st_mode):
+        return
+    _move_aside(folder, name, entry.path, warnings)
+    os.mkfifo(name, 0o600, dir_fd=folder)
+    made = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        _own(made, entry)
+    finally:
+        os.close(made)
+
+
+def _own(fd: int, entry: NodeLocalEntry) -> None:
+    """Owner first: changing it clears set-id bits."""
+    if os.geteuid() == 0:
+        os.fchown(fd, entry.uid, entry.gid)
+    os.fchmod(fd, entry.mode)
+
+
+_Put = Callable[[Path, NodeLocalEntry, int, str, list[str]], None]
+_PUT: Final[dict[str, _Put]] = {
+    "dir": _put_directory,
+    "file": _put_file,
+    "fifo": _put_fifo,
+}
