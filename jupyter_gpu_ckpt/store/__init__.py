@@ -1,0 +1,15 @@
+"""Where states live: chunks, manifests and kernel records in a folder (docs/format.md)."""
+
+from .records import GcResult, KernelRecord, Lease, StateMeta, StateRecord
+from .state_store import StateStore
+from .writer import StateWriter
+
+__all__ = [
+    "GcResult",
+    "KernelRecord",
+    "Lease",
+    "StateMeta",
+    "StateRecord",
+    "StateStore",
+    "StateWriter",
+]

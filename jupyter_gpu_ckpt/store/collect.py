@@ -1,0 +1,166 @@
+"""Garbage collection: what no manifest needs and no writer counts on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from operator import itemgetter
+from pathlib import Path
+
+from ..errors import CkptError
+from .chunks import GONE, Chunks, put_back
+from .layout import is_state_id
+from .manifest import NAME_SIZE, Body, Damaged, TooNew, decode_manifest
+from .owner import OwnerStore
+from .presence import alive_since, store_now_ns
+from .reader import load_index
+from .records import GcResult
+
+_INDEX_NAME = re.compile(rb'"index":"([0-9a-f]{64})","index_size":([0-9]{1,12})')
+_CHUNK_FILE = re.compile(rf"([0-9a-f]{{{2 * NAME_SIZE}}})(?:{re.escape(GONE)}[0-9a-f]+)?\Z")
+
+
+def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResult:
+    """Remove garbage older than the grace period.
+
+    The order makes it safe beside writers: take the time, look who writes, mark, sweep. What
+    a writer makes or counts on is younger than the writer's beginning (see
+    :mod:`.chunks`), and the sweep spares everything younger than the oldest writer.
+
+    Parameters
+    ----------
+    owner
+        Whose store.
+    grace_seconds
+        Spare what is younger than this, in seconds.
+    dry_run
+        Only count.
+
+    Raises
+    ------
+    CkptError
+        ``store_unavailable``: a state of a newer format, whose blocks cannot be known.
+    OSError
+        A file cannot be read or removed.
+    """
+    now = store_now_ns(owner.writers)
+    cutoff = now - max(0, int(grace_seconds * 1e9))
+    dead: list[Path] = []
+    for folder in owner.writers.iterdir():
+        if not is_state_id(folder.name):
+            continue
+        began = alive_since(folder, now)
+        if began is None:
+            dead.append(folder)
+        else:
+            cutoff = min(cutoff, began)
+    used = mark(owner)
+    chunks, size = 0, 0
+    for folder in dead:
+        with suppress(FileNotFoundError):
+            if folder.stat().st_mtime_ns >= cutoff:
+                continue
+            size += sum(entry.stat().st_size for entry in os.scandir(folder))
+            if not dry_run:
+                shutil.rmtree(folder)
+    chunks_of = Chunks(owner)
+    for path in _chunk_files(owner):
+        match = _CHUNK_FILE.match(os.path.basename(path))
+        if match is None:
+            continue
+        name = bytes.fromhex(match[1])
+        aside = GONE in path
+        if name in used:
+            if aside and not dry_run:
+                put_back(path, chunks_of.path(name))
+            continue
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            continue
+        # Times equal to the cutoff are too close to call.
+        if found.st_mtime_ns >= cutoff:
+            continue
+        if dry_run:
+            removed = True
+        elif aside:
+            os.unlink(path)
+            removed = True
+        else:
+            removed = chunks_of.remove(name, inode=None, mtime_ns=found.st_mtime_ns)
+        if removed:
+            chunks += 1
+            size += found.st_size
+    return GcResult(chunks, size)
+
+
+def mark(owner: OwnerStore) -> set[bytes]:
+    """Names of all chunks that any manifest needs."""
+    chunks = Chunks(owner)
+    used: set[bytes] = set()
+    for path in manifests(owner):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        body = _body(data, owner, path)
+        if body is None or bytes.fromhex(body[0]) in used:
+            continue
+        used.add(bytes.fromhex(body[0]))
+        with suppress(Damaged):
+            index = load_index_of(chunks, *body)
+            for blocks in index:
+                used.update(map(itemgetter(0), struct.iter_unpack(f"{NAME_SIZE}s", blocks)))
+    return used
+
+
+def load_index_of(chunks: Chunks, name: str, size: int) -> list[bytes]:
+    """Block names of every file of an index."""
+    return [file.blocks for file in load_index(chunks, name, size).files]
+
+
+def _body(data: bytes, owner: OwnerStore, path: Path) -> tuple[str, int] | None:
+    try:
+        body: Body = decode_manifest(data, owner.manifest_key)
+    except TooNew as error:
+        raise CkptError(
+            "store_unavailable",
+            f"The saved state {path.stem} was written by a newer version ({error}), "
+            "so what it needs is unknown and nothing was removed.",
+            hint="Upgrade jupyter-gpu-ckpt.",
+        ) from error
+    except Damaged:
+        # Keep what a damaged manifest still names: it is not for us to make it worse.
+        match = _INDEX_NAME.search(data)
+        return (match[1].decode(), int(match[2])) if match else None
+    return body.index, body.index_size
+
+
+def manifests(owner: OwnerStore) -> Iterator[Path]:
+    """Paths of all manifests."""
+    if not owner.kernels.is_dir():
+        return
+    for kernel in owner.kernels.iterdir():
+        yield from manifests_of(kernel / "states")
+
+
+def manifests_of(folder: Path) -> Iterator[Path]:
+    """Paths of the manifests in one kernel's folder."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if name.endswith(".json") and is_state_id(name[:-5]):
+            yield folder / name
+
+
+def _chunk_files(owner: OwnerStore) -> Iterator[str]:
+    for folder in sorted(owner.chunks.iterdir()):
+        if folder.is_dir():
+            for name in os.listdir(folder):
+                yield os.path.join(folder, name)

@@ -1,0 +1,115 @@
+"""Worker threads over a stream of blocks: bounded memory, progress, cancel, first error wins."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from ..errors import CkptError
+from .chunks import Scratch
+
+Item = TypeVar("Item")
+Progress = Callable[[int, int], None]
+
+_PROGRESS_SECONDS = 0.1
+
+
+def worker_count(wanted: int | None) -> int:
+    """Threads to use: a few more than cores, because some wait for the disk."""
+    if wanted is not None:
+        return max(1, wanted)
+    return min(16, len(os.sched_getaffinity(0)) + 2)
+
+
+class Pool(Generic[Item]):
+    """Runs `work` on every item; each thread takes the next one when it is free.
+
+    Parameters
+    ----------
+    work
+        Called with an item and the thread's buffers; returns the bytes done, for progress.
+    total
+        Bytes that progress goes up to.
+    workers, level
+        Number of threads; zstd level for their buffers.
+    progress
+        Called with (bytes done, total), from one thread at a time, at most every 0.1 s.
+    cancel
+        Ends the run with ``CkptError("cancelled")`` within about a block a thread.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Item, Scratch], int],
+        *,
+        total: int,
+        workers: int,
+        level: int,
+        progress: Progress | None,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._work = work
+        self._total = total
+        self._workers = workers
+        self._level = level
+        self._progress = progress
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._done = 0
+        self._reported = 0.0
+        self._error: BaseException | None = None
+
+    def run(self, items: Iterator[Item]) -> None:
+        """Work through `items`, which is advanced by one thread at a time.
+
+        Raises
+        ------
+        CkptError
+            ``cancelled``.
+        Exception
+            Whatever `work` or `items` raised first.
+        """
+        threads = [
+            threading.Thread(target=self._loop, args=(items,), name=f"gpu-ckpt-store-{n}")
+            for n in range(self._workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+        if self._progress is not None:
+            self._progress(self._total, self._total)
+
+    def _loop(self, items: Iterator[Item]) -> None:
+        scratch = Scratch(self._level)
+        try:
+            while True:
+                with self._lock:
+                    if self._error is not None:
+                        return
+                    if self._cancel is not None and self._cancel.is_set():
+                        raise CkptError("cancelled", "The operation was cancelled.")
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                self._advance(self._work(item, scratch))
+        except BaseException as error:
+            # Not swallowed: run() raises it in the caller's thread.
+            with self._lock:
+                if self._error is None:
+                    self._error = error
+
+    def _advance(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if self._progress is None or now - self._reported < _PROGRESS_SECONDS:
+                return
+            self._reported = now
+            self._progress(min(self._done, self._total), self._total)

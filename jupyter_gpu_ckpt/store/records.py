@@ -1,0 +1,83 @@
+"""What the store keeps about kernels and states, without the memory itself."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+#: Version of the on-disk format this code writes, and the newest it reads (docs/format.md).
+FORMAT = 1
+
+
+class StateMeta(msgspec.Struct, kw_only=True):
+    """What the keeper knows about a state when it is saved.
+
+    The store only carries it: nested values are plain dicts, so that ``store/``
+    need not know the structs of ``capture/``. Durations are seconds.
+    """
+
+    kernel_id: str
+    kernel_name: str
+    display_name: str
+    language: str
+    path: str | None = None
+    reason: str = "user"
+    label: str | None = None
+    node: dict[str, Any] = {}
+    connection: dict[str, Any] = {}
+    execution_count: int | None = None
+    execution_state: str = "idle"
+    in_flight_msg_id: str | None = None
+    frozen_seconds: float = 0.0
+    mapped_files: list[dict[str, Any]] = []
+    node_local: list[dict[str, Any]] = []
+    pids: list[int] = []
+    cwd: str | None = None
+    argv: list[str] = []
+    warnings: list[str] = []
+
+
+class StateRecord(msgspec.Struct, kw_only=True):
+    """One durable state.
+
+    ``created`` is ISO 8601 in UTC; ``size`` is the logical size of the image
+    directory and ``stored_size`` what this state added to the store, in bytes.
+    """
+
+    id: str
+    created: str
+    size: int
+    stored_size: int
+    meta: StateMeta
+    format: int = FORMAT
+
+
+class Lease(msgspec.Struct, kw_only=True):
+    """Which node and server run a kernel now. Times are Unix seconds, ``ttl`` seconds."""
+
+    node_id: str
+    hostname: str
+    boot_id: str
+    server_pid: int
+    server_start: float
+    renewed: float
+    ttl: float
+
+
+class KernelRecord(msgspec.Struct, kw_only=True):
+    """What must be known about a kernel when its server is gone."""
+
+    kernel_id: str
+    kernel_name: str
+    display_name: str
+    path: str | None = None
+    lease: Lease | None = None
+    dismissed: bool = False
+
+
+class GcResult(NamedTuple):
+    """What a collection removed (or, dry, would remove): chunk files and bytes."""
+
+    chunks: int
+    bytes: int
