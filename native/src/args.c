@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "args.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char args_usage[] =
+    "usage: kernel-capture probe\n"
+    "       kernel-capture run --log FILE [--env-fd N] -- COMMAND...\n"
+    "       kernel-capture dump --pid PID --images-dir DIR [--timeout S] [--ghost-limit BYTES]\n"
+    "                      [--leave running|stopped|killed] [--window-dir DIR]...\n"
+    "                      [--window-timeout S]\n"
+    "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
+    "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
+    "       kernel-capture --version | --help\n";
+
+static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
+
+enum option {
+    OPT_LOG,
+    OPT_ENV_FD,
+    OPT_PID,
+    OPT_IMAGES_DIR,
+    OPT_PIDS_FILE,
+    OPT_TIMEOUT,
+    OPT_GHOST_LIMIT,
+    OPT_LEAVE,
+    OPT_WINDOW_DIR,
+    OPT_WINDOW_TIMEOUT,
+    OPT_HOLD,
+    OPT_HOLD_TIMEOUT,
+    OPT_PID_NAMESPACE,
+};
+
+static const struct {
+    const char *name;
+    enum option option;
+    bool value;
+    unsigned commands; /* bit set of args_command */
+} options[] = {
+    {"--log", OPT_LOG, true, 1u << ARGS_RUN},
+    {"--env-fd", OPT_ENV_FD, true, 1u << ARGS_RUN},
+    {"--pid", OPT_PID, true, 1u << ARGS_DUMP},
+    {"--images-dir", OPT_IMAGES_DIR, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
+    {"--pids-file", OPT_PIDS_FILE, true, 1u << ARGS_RESTORE},
+    {"--timeout", OPT_TIMEOUT, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
+    {"--ghost-limit", OPT_GHOST_LIMIT, true, 1u << ARGS_DUMP},
+    {"--leave", OPT_LEAVE, true, 1u << ARGS_DUMP},
+    {"--window-dir", OPT_WINDOW_DIR, true, 1u << ARGS_DUMP},
+    {"--window-timeout", OPT_WINDOW_TIMEOUT, true, 1u << ARGS_DUMP},
+    {"--hold", OPT_HOLD, false, 1u << ARGS_RESTORE},
+    {"--hold-timeout", OPT_HOLD_TIMEOUT, true, 1u << ARGS_RESTORE},
+    {"--pid-namespace", OPT_PID_NAMESPACE, true, 1u << ARGS_RESTORE},
+};
+
+static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    if (isdigit((unsigned char)text[0]) == 0)
+        return false;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (*end != '\0' || errno != 0 || value > most)
+        return false;
+    *out = value;
+    return true;
+}
+
+static bool parse_seconds(const char *text, double *out)
+{
+    /* Digits and at most one point: no exponents, no "inf", no locale. */
+    size_t whole = strspn(text, "0123456789");
+    size_t length = whole;
+    if (text[length] == '.')
+        length += 1 + strspn(text + length + 1, "0123456789");
+    if (whole == 0 || text[length] != '\0' || length > 32)
+        return false;
+    double value = strtod(text, NULL);
+    if (!(value > 0.0) || value > longest)
+        return false;
+    *out = value;
+    return true;
+}
+
+static bool parse_word(const char *text, const char *const *words, unsigned count, unsigned *out)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(text, words[i]) == 0) {
+            *out = i;
+            return true;
+        }
+    return false;
+}
+
+static bool apply(struct args *args, enum option option, const char *value)
+{
+    static const char *const leaves[] = {"running", "stopped", "killed"};
+    static const char *const namespaces[] = {"auto", "never", "always"};
+    uint64_t number;
+    unsigned word;
+    switch (option) {
+    case OPT_LOG:
+        args->log = value;
+        return *value != '\0';
+    case OPT_ENV_FD:
+        if (!parse_unsigned(value, 1 << 20, &number) || number < 3)
+            return false;
+        args->env_fd = (int)number;
+        return true;
+    case OPT_PID:
+        if (!parse_unsigned(value, INT_MAX, &number) || number < 2)
+            return false;
+        args->pid = (pid_t)number;
+        return true;
+    case OPT_IMAGES_DIR:
+        args->images_dir = value;
+        return *value != '\0';
+    case OPT_PIDS_FILE:
+        args->pids_file = value;
+        return *value != '\0';
+    case OPT_TIMEOUT:
+        return parse_seconds(value, &args->timeout);
+    case OPT_GHOST_LIMIT:
+        return parse_unsigned(value, UINT32_MAX, &args->ghost_limit);
+    case OPT_LEAVE:
+        if (!parse_word(value, leaves, 3, &word))
+            return false;
+        args->leave = (enum args_leave)word;
+        return true;
+    case OPT_WINDOW_DIR:
+        if (args->window_dir_count == ARGS_WINDOW_DIRS_MAX || *value != '/')
+            return false;
+        args->window_dirs[args->window_dir_count++] = value;
+        return true;
+    case OPT_WINDOW_TIMEOUT:
+        return parse_seconds(value, &args->window_timeout);
+    case OPT_HOLD:
+        args->hold = true;
+        return true;
+    case OPT_HOLD_TIMEOUT:
+        return parse_seconds(value, &args->hold_timeout);
+    case OPT_PID_NAMESPACE:
+        if (!parse_word(value, namespaces, 3, &word))
+            return false;
+        args->pid_namespace = (enum args_pidns)word;
+        return true;
+    }
+    return false;
+}
+
+static bool parse_command(const char *word, enum args_command *out)
+{
+    static const char *const words[] = {"probe", "run", "dump", "restore", "--version", "--help"};
+    unsigned index;
+    if (!parse_word(word, words, 6, &index))
+        return false;
+    *out = (enum args_command)index;
+    return true;
+}
+
+static bool check_complete(const struct args *args, struct kc_result *result)
+{
+    if (args->command == ARGS_RUN && (args->log == NULL || args->program == NULL))
+        return kc_fail(result, KC_USAGE, "run needs --log FILE and -- COMMAND.");
+    if (args->command == ARGS_DUMP && (args->pid == 0 || args->images_dir == NULL))
+        return kc_fail(result, KC_USAGE, "dump needs --pid PID and --images-dir DIR.");
+    if (args->command == ARGS_RESTORE && args->images_dir == NULL)
+        return kc_fail(result, KC_USAGE, "restore needs --images-dir DIR.");
+    return true;
+}
+
+bool args_parse(int argc, char **argv, struct args *args, struct kc_result *result)
+{
+    *args = (struct args){
+        .env_fd = -1,
+        .timeout = 600.0,
+        .window_timeout = 60.0,
+        .hold_timeout = 10.0,
+        .ghost_limit = 1 << 20,
+    };
+    if (argc < 2 || !parse_command(argv[1], &args->command))
+        return kc_fail(result, KC_USAGE, "The first argument must be a command.");
+    for (int i = 2; i < argc; i++) {
+        const char *arg = argv[i];
+        if (strcmp(arg, "--") == 0) {
+            if (args->command != ARGS_RUN || i + 1 >= argc)
+                return kc_fail(result, KC_USAGE, "Nothing may follow -- here.");
+            args->program = argv + i + 1;
+            break;
+        }
+        size_t name = strcspn(arg, "=");
+        size_t found = sizeof(options) / sizeof(options[0]);
+        for (size_t k = 0; k < sizeof(options) / sizeof(options[0]); k++)
+            if (strlen(options[k].name) == name && strncmp(options[k].name, arg, name) == 0 &&
+                (options[k].commands & 1u << args->command) != 0)
+                found = k;
+        if (found == sizeof(options) / sizeof(options[0]))
+            return kc_fail(result, KC_USAGE, "%.100s is not an option of %s.", arg, argv[1]);
+        const char *value = arg[name] == '=' ? arg + name + 1 : NULL;
+        if (options[found].value && value == NULL && i + 1 < argc)
+            value = argv[++i];
+        if (options[found].value != (value != NULL) ||
+            !apply(args, options[found].option, value))
+            return kc_fail(result, KC_USAGE, "The value of %s is not valid.",
+                           options[found].name);
+    }
+    return check_complete(args, result);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Capabilities of this process, by system call. Everything is permitted only until raised. */
+#ifndef KC_CAPS_H
+#define KC_CAPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "result.h"
+
+/* Reads what this process was started with; call once, first. */
+bool caps_init(struct kc_result *result);
+bool caps_root(void);
+bool caps_permitted(int capability);
+/* True when this process may do more than whoever started it. */
+bool caps_beyond_caller(void);
+/* The set that a process it starts (not CRIU) may have at most. */
+uint64_t caps_callers_own(void);
+/* Effective exactly while something needs it. Root holds everything effective anyway. */
+bool caps_raise(int capability);
+void caps_lower(void);
+/* In the forked child that becomes CRIU, and only there. */
+bool caps_give_to_criu(void);
+/* In the forked child that becomes the kernel: ambient set as the caller had it, nothing permitted
+ * beyond it. */
+bool caps_drop_to_callers(void);
+/* Whether CRIU must be told to do without being root. */
+bool caps_unprivileged(void);
+
+#endif

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The dump as a transaction: whatever happens, the tree runs on (unless the caller wants otherwise
+ * and the images are whole). */
+#include "dump.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "caps.h"
+#include "criu.h"
+#include "guard.h"
+#include "io.h"
+#include "json.h"
+#include "pidns.h"
+#include "procfs.h"
+#include "tree.h"
+#include "window.h"
+
+static const char log_name[] = "dump.log";
+static const double cancel_grace = 30.0;    /* seconds for CRIU to undo before it is killed */
+static const double progress_period = 0.2;  /* seconds */
+
+struct dump {
+    const struct args *args;
+    struct kc_result result;
+    struct criu criu;
+    struct criu_process process;
+    struct guard guard;
+    struct tree before;     /* the tree when all was well */
+    struct tree frozen;     /* the tree after CRIU */
+    int images;
+    int signals;
+    struct io_lines lines;
+    double started, deadline;
+    double frozen_at, thawed_at; /* 0: not yet */
+    uint64_t memory;        /* bytes the images will hold about */
+    enum kc_reason undo;    /* why it is being undone, KC_OK when it is not */
+    double kill_at;
+};
+
+/* All four user ids of every process must be the caller's, unless root asks. */
+static bool check_owner(struct dump *dump)
+{
+    for (size_t i = 0; i < dump->before.count; i++) {
+        struct proc_status status;
+        pid_t pid = dump->before.tasks[i].pid;
+        if (!proc_status(pid, &status)) {
+            if (i == 0)
+                return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
+            continue;
+        }
+        for (int k = 0; k < 4; k++)
+            if (status.uid[k] != getuid() && getuid() != 0)
+                return kc_fail(&dump->result, KC_NOT_YOURS,
+                               "Process %d belongs to another user.", pid);
+        if (pid == getpid())
+            return kc_fail(&dump->result, KC_USAGE,
+                           "A process cannot capture a tree that it is part of.");
+    }
+    return true;
+}
+
+static bool examine(struct dump *dump)
+{
+    pid_t pid = dump->args->pid;
+    int pidfd = sys_pidfd_open(pid);
+    if (pidfd < 0 && errno != EINVAL)
+        return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
+    if (pidfd < 0)
+        return kc_fail(&dump->result, KC_NO_PROCESS, "%d is a thread, not a process.", pid);
+    bool good = tree_collect(&dump->before, pid, true);
+    if (!good)
+        kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
+    else if (dump->before.tasks[0].state == 'Z')
+        good = kc_fail(&dump->result, KC_NO_PROCESS, "Process %d has ended.", pid);
+    else
+        good = check_owner(dump);
+    io_close(&pidfd);
+    return good;
+}
+
+static uint64_t image_bytes(const struct dump *dump, bool pages_only)
+{
+    int fd = openat(dump->images, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        io_close(&fd);
+        return 0;
+    }
+    uint64_t sum = 0;
+    for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        struct stat info;
+        if (pages_only && strncmp(entry->d_name, "pages-", 6) != 0)
+            continue;
+        if (fstatat(dirfd(dir), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(info.st_mode))
+            sum += (uint64_t)info.st_size;
+    }
+    closedir(dir);
+    return sum;
+}
+
+static bool start_criu(struct dump *dump)
+{
+    static char pid[16];
+    static char ghost_limit[32];
+    struct criu_args args = {.count = 0};
+    snprintf(pid, sizeof(pid), "%d", dump->args->pid);
+    snprintf(ghost_limit, sizeof(ghost_limit), "%llu",
+             (unsigned long long)dump->args->ghost_limit);
+    criu_common_args(&args, "dump", log_name);
+    criu_arg(&args, "--tree");
+    criu_arg(&args, pid);
+    criu_arg(&args, "--ghost-limit");
+    criu_arg(&args, ghost_limit);
+    if (!criu_spawn(&dump->criu, &args, dump->images, &dump->process, &dump->result))
+        return false;
+    /* Only under guard does CRIU begin. */
+    bool guarded = guard_start(&dump->guard, dump->args->pid, dump->process.pid,
+                               dump->process.pidfd, &dump->before, &dump->result);
+    dump->started = io_now();
+    dump->deadline = dump->started + dump->args->timeout;
+    if (guarded && criu_go(&dump->process))
+        return true;
+    criu_close(&dump->process);
+    waitpid(dump->process.pid, NULL, 0);
+    guard_dismiss(&dump->guard);
+    return kc_fail(&dump->result, KC_INTERNAL, "CRIU could not be started.");
+}
+
+static void undo(struct dump *dump, enum kc_reason why)
+{
+    if (dump->undo != KC_OK)
+        return;
+    dump->undo = why;
+    dump->kill_at = io_now() + cancel_grace;
+    if (dump->process.pid > 0)
+        criu_cancel(&dump->process);
+}
+
+/* Waits for input until `deadline`, at most `most` ms. True when the caller said `resume`. */
+static bool listen(struct dump *dump, int extra, int most)
+{
+    struct pollfd fds[3] = {{.fd = extra, .events = POLLIN},
+                            {.fd = dump->signals, .events = POLLIN},
+                            {.fd = dump->lines.eof ? -1 : STDIN_FILENO, .events = POLLIN}};
+    bool resume = false;
+    poll(fds, 3, most);
+    if (fds[1].revents != 0) {
+        struct signalfd_siginfo info;
+        if (read(dump->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
+            undo(dump, KC_CANCELLED);
+    }
+    if (fds[2].revents != 0) {
+        io_fill(&dump->lines, STDIN_FILENO);
+        for (enum io_command command; (command = io_next(&dump->lines)) != IO_NONE;) {
+            if (command == IO_RESUME)
+                resume = true;
+            else if (command == IO_CANCEL || command == IO_KILL || command == IO_EOF)
+                undo(dump, KC_CANCELLED);
+            if (command == IO_EOF)
+                break;
+        }
+    }
+    return resume;
+}
+
+static void report_progress(const struct dump *dump)
+{
+    static struct json json;
+    json_begin(&json, "progress");
+    json_int(&json, "bytes", (int64_t)image_bytes(dump, true));
+    json_int(&json, "total", (int64_t)dump->memory);
+    json_send(&json, 0); /* a caller that does not read misses it */
+}
+
+static int wait_for_criu(struct dump *dump)
+{
+    double report_at = dump->started + progress_period;
+    for (;;) {
+        int status;
+        pid_t pid = waitpid(dump->process.pid, &status, WNOHANG);
+        if (pid == dump->process.pid)
+            return status;
+        double now = io_now();
+        struct proc_stat stat;
+        if (dump->frozen_at <= 0.0 && proc_stat(dump->args->pid, &stat) &&
+            (stat.state == 't' || stat.state == 'T'))
+            dump->frozen_at = now;
+        if (dump->undo == KC_OK && now >= dump->deadline)
+            undo(dump, KC_TIMEOUT);
+        if (dump->undo != KC_OK && now >= dump->kill_at)
+            sys_pidfd_signal(dump->process.pidfd, SIGKILL);
+        if (now >= report_at) {
+            report_progress(dump);
+            report_at = now + progress_period;
+        }
+        /* Until the tree stands still it is looked at often: its stop is where the time counts. */
+        listen(dump, dump->process.pidfd, dump->frozen_at <= 0.0 ? 1 : 100);
+    }
+}
+
+static void open_window(struct dump *dump)
+{
+    static struct json json;
+    double deadline = io_now() + dump->args->window_timeout;
+    json_begin(&json, "window");
+    json_real(&json, "frozen_s", io_now() - dump->frozen_at);
+    if (!json_send(&json, 1000)) {
+        undo(dump, KC_CANCELLED);
+        return;
+    }
+    while (dump->undo == KC_OK) {
+        if (listen(dump, -1, io_until(deadline, 1000)))
+            return;
+        if (io_now() >= deadline)
+            undo(dump, KC_TIMEOUT);
+    }
+}
+
+static void settle(struct dump *dump, bool whole)
+{
+    if (whole && dump->args->leave == LEAVE_KILLED) {
+        for (size_t i = 0; i < dump->frozen.count; i++)
+            tree_signal_task(&dump->frozen.tasks[i], SIGKILL);
+    } else if (!whole || dump->args->leave != LEAVE_STOPPED) {
+        if (dump->frozen.count > 0)
+            tree_thaw(&dump->frozen, &dump->before);
+        else
+            tree_thaw(&dump->before, &dump->before);
+    }
+    dump->thawed_at = io_now();
+    guard_dismiss(&dump->guard);
+}
+
+static void judge(struct dump *dump, bool criu_done, const char *words)
+{
+    if (dump->undo == KC_CANCELLED)
+        kc_fail(&dump->result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
+    else if (dump->undo == KC_TIMEOUT)
+        kc_fail(&dump->result, KC_TIMEOUT, "The save took too long; the kernel runs on.");
+    else if (!criu_done && criu_out_of_space(dump->images, log_name))
+        kc_fail(&dump->result, KC_NO_SPACE, "There is no space left for the images.");
+    else if (!criu_done)
+        kc_fail(&dump->result, KC_CRIU_FAILED, "The kernel could not be saved. %s", words);
+}
+
+static bool capture(struct dump *dump)
+{
+    static struct json json;
+    char words[128] = "";
+    dump->memory = tree_memory(&dump->before);
+    json_begin(&json, "dumping");
+    json_int(&json, "tasks", (int64_t)dump->before.count);
+    json_int(&json, "rss_bytes", (int64_t)dump->memory);
+    json_send(&json, 1000);
+    if (!start_criu(dump))
+        return false;
+    int status = wait_for_criu(dump);
+    bool criu_done = criu_succeeded(status, words, sizeof(words));
+    dump->process.pid = -1;
+    if (dump->frozen_at <= 0.0)
+        dump->frozen_at = dump->started;
+    tree_collect(&dump->frozen, dump->args->pid, true);
+    bool whole = criu_done && dump->undo == KC_OK;
+    if (whole && window_needed(&dump->frozen, dump->args->window_dirs, dump->args->window_dir_count)) {
+        open_window(dump);
+        whole = dump->undo == KC_OK;
+    }
+    settle(dump, whole);
+    criu_close(&dump->process);
+    judge(dump, criu_done, words);
+    return dump->result.reason == KC_OK;
+}
+
+static bool prepare(struct dump *dump)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
+        (dump->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
+        return kc_fail_errno(&dump->result, KC_INTERNAL, errno, "signalfd");
+    dump->images = criu_open_images(dump->args->images_dir, &dump->result);
+    return dump->images >= 0 && examine(dump) && criu_find(&dump->criu, &dump->result);
+}
+
+int dump_command(const struct args *args)
+{
+    static struct json json;
+    struct dump dump = {.args = args,
+                        .images = -1,
+                        .process = {.pid = -1, .pidfd = -1, .go = -1},
+                        .guard = {.pid = -1, .pipe = -1}};
+    if (!prepare(&dump) || !capture(&dump)) {
+        criu_error_event(&dump.result, dump.images, log_name);
+        return dump.result.reason == KC_USAGE ? 2 : 1;
+    }
+    json_begin(&json, "done");
+    json_real(&json, "frozen_s", dump.thawed_at - dump.frozen_at);
+    json_real(&json, "dump_s", dump.thawed_at - dump.started);
+    json_int(&json, "image_bytes", (int64_t)image_bytes(&dump, false));
+    json_string(&json, "criu_version", dump.criu.version);
+    json_send(&json, 5000);
+    tree_free(&dump.before);
+    tree_free(&dump.frozen);
+    return 0;
+}

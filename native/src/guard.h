@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* A process that thaws the tree should this program be killed while the tree is stopped. */
+#ifndef KC_GUARD_H
+#define KC_GUARD_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "result.h"
+#include "tree.h"
+
+struct guard {
+    pid_t pid;
+    int pipe;
+};
+
+/* Forks the guard of `root_pid`, which watches `criu` (a pidfd) too. `before` is the tree as it was
+ * before the dump. */
+bool guard_start(struct guard *guard, pid_t root_pid, pid_t criu, int criu_pidfd,
+                 const struct tree *before, struct kc_result *result);
+/* The tree is thawed, or is to stay stopped: the guard goes away. */
+void guard_dismiss(struct guard *guard);
+
+#endif

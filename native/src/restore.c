@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The restore as a transaction: a tree that does not come back whole is removed, the images stay. */
+#include "restore.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "caps.h"
+#include "criu.h"
+#include "hold.h"
+#include "io.h"
+#include "json.h"
+#include "pidns.h"
+#include "procfs.h"
+#include "supervise.h"
+#include "tree.h"
+
+enum { PIDS_MAX = 65536, PIDS_BYTES = 1 << 20, PIDS_SHOWN = 32 };
+
+static const char log_name[] = "restore.log";
+
+struct restore {
+    const struct args *args;
+    struct kc_result result;
+    struct criu criu;
+    struct supervisor supervisor;
+    int images;
+    pid_t *pids;          /* every PID and TID of the images */
+    size_t pid_count;
+    pid_t taken[PIDS_SHOWN];
+    size_t taken_count;
+    double started, took;
+};
+
+static bool read_pids(struct restore *restore)
+{
+    if (restore->args->pids_file == NULL)
+        return true;
+    int fd = open(restore->args->pids_file, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+    size_t length = 0;
+    char *text = fd < 0 ? NULL : io_read_to_end(fd, PIDS_BYTES, &length);
+    io_close(&fd);
+    if (text == NULL)
+        return kc_fail_errno(&restore->result, KC_USAGE, errno, "The list of PIDs cannot be read");
+    restore->pids = calloc(PIDS_MAX, sizeof(*restore->pids));
+    ssize_t count = restore->pids ? proc_parse_pids(text, restore->pids, PIDS_MAX) : -1;
+    free(text);
+    if (count < 0)
+        return kc_fail(&restore->result, KC_USAGE, "The list of PIDs is not valid.");
+    restore->pid_count = (size_t)count;
+    return true;
+}
+
+static bool wanted(const struct restore *restore, pid_t pid)
+{
+    for (size_t i = 0; i < restore->pid_count; i++)
+        if (restore->pids[i] == pid)
+            return true;
+    return false;
+}
+
+static void note_taken(struct restore *restore, pid_t pid)
+{
+    for (size_t i = 0; i < restore->taken_count; i++)
+        if (restore->taken[i] == pid)
+            return;
+    if (restore->taken_count < PIDS_SHOWN)
+        restore->taken[restore->taken_count++] = pid;
+}
+
+/* A number is taken by a process, by a thread, and also by a group or session whose leader is gone. */
+static void find_taken(struct restore *restore)
+{
+    restore->taken_count = 0;
+    for (size_t i = 0; i < restore->pid_count; i++)
+        if (proc_exists(restore->pids[i]))
+            note_taken(restore, restore->pids[i]);
+    int fd = openat(proc_fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        io_close(&fd);
+        return;
+    }
+    for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        struct proc_stat stat;
+        if (isdigit((unsigned char)entry->d_name[0]) == 0 ||
+            !proc_stat((pid_t)strtol(entry->d_name, NULL, 10), &stat))
+            continue;
+        if (wanted(restore, stat.pgrp))
+            note_taken(restore, stat.pgrp);
+        if (wanted(restore, stat.session))
+            note_taken(restore, stat.session);
+    }
+    closedir(dir);
+}
+
+static void event_pids_taken(struct restore *restore)
+{
+    static struct json json;
+    kc_fail(&restore->result, KC_PID_IN_USE, "%s", kc_reason_words(KC_PID_IN_USE));
+    kc_log("%s", restore->result.message);
+    json_begin(&json, "error");
+    json_string(&json, "reason", kc_reason_name(KC_PID_IN_USE));
+    json_string(&json, "message", restore->result.message);
+    json_open(&json, "pids", '[');
+    for (size_t i = 0; i < restore->taken_count; i++) {
+        char comm[64];
+        json_open(&json, NULL, '{');
+        json_int(&json, "pid", restore->taken[i]);
+        json_string(&json, "comm", proc_comm(restore->taken[i], comm, sizeof(comm)) ? comm : NULL);
+        json_close(&json);
+    }
+    json_close(&json);
+    json_open(&json, "criu_errors", '[');
+    json_close(&json);
+    json_null(&json, "log");
+    json_send(&json, 5000);
+}
+
+/* Waits until CRIU has ended or is not wanted any more. */
+static bool wait_for_criu(struct restore *restore, struct criu_process *process, int *status)
+{
+    struct supervisor *supervisor = &restore->supervisor;
+    double deadline = restore->started + restore->args->timeout;
+    for (;;) {
+        if (waitpid(process->pid, status, WNOHANG) == process->pid)
+            return true;
+        struct pollfd fds[3] = {{.fd = process->pidfd, .events = POLLIN},
+                                {.fd = supervisor->signals, .events = POLLIN},
+                                {.fd = STDIN_FILENO, .events = POLLIN}};
+        poll(fds, 3, io_until(deadline, 1000));
+        if (fds[1].revents != 0) {
+            struct signalfd_siginfo info;
+            while (read(supervisor->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
+                if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT ||
+                    info.ssi_signo == SIGHUP)
+                    kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+        }
+        if (fds[2].revents != 0) {
+            io_fill(&supervisor->lines, STDIN_FILENO);
+            enum io_command command = io_next(&supervisor->lines);
+            if (command == IO_EOF || command == IO_KILL || command == IO_CANCEL)
+                kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+        }
+        if (io_now() >= deadline)
+            kc_fail(&restore->result, KC_TIMEOUT, "The restore took too long and was undone.");
+        if (restore->result.reason != KC_OK)
+            return false;
+    }
+}
+
+static bool run_criu(struct restore *restore)
+{
+    struct criu_args args = {.count = 0};
+    struct criu_process process;
+    char words[128] = "";
+    int status;
+    criu_common_args(&args, "restore", log_name);
+    criu_arg(&args, "--restore-detached");
+    criu_arg(&args, "--restore-sibling");
+    restore->started = io_now();
+    if (!criu_spawn(&restore->criu, &args, restore->images, &process, &restore->result))
+        return false;
+    bool ended = criu_go(&process) && wait_for_criu(restore, &process, &status);
+    criu_close(&process);
+    if (!ended)
+        return kc_fail(&restore->result, KC_INTERNAL, "CRIU could not be started.");
+    if (!criu_succeeded(status, words, sizeof(words)))
+        return kc_fail(&restore->result,
+                       criu_out_of_space(restore->images, log_name) ? KC_NO_SPACE : KC_CRIU_FAILED,
+                       "The kernel could not be restored. %s", words);
+    return true;
+}
+
+/* The restored root is the one child there is. */
+static bool find_root(struct restore *restore)
+{
+    pid_t children[8];
+    ssize_t count = proc_children_at(proc_fd(), "self", children, 8);
+    if (count != 1)
+        return kc_fail(&restore->result, KC_CRIU_FAILED,
+                       "The restored kernel ended at once, or is not one tree.");
+    restore->supervisor.root = children[0];
+    return true;
+}
+
+/* The images are the caller's: they must not give a process rights that the caller has not. */
+static bool check_rights(struct restore *restore, const struct tree *tree)
+{
+    uint64_t most = caps_callers_own();
+    for (size_t i = 0; i < tree->count; i++) {
+        struct proc_status status;
+        if (!proc_status(tree->tasks[i].pid, &status))
+            continue;
+        if (((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0)
+            return kc_fail(&restore->result, KC_NOT_YOURS,
+                           "The state asks for capabilities that the caller does not have.");
+        for (int k = 0; k < 4; k++)
+            if (getuid() != 0 && status.uid[k] != getuid())
+                return kc_fail(&restore->result, KC_NOT_YOURS,
+                               "The state asks for another user's process.");
+    }
+    return true;
+}
+
+static bool bring_back(struct restore *restore)
+{
+    struct tree tree = {0};
+    if (!run_criu(restore) || !find_root(restore))
+        return false;
+    pid_t root = restore->supervisor.root;
+    bool good = tree_collect(&tree, root, true) && check_rights(restore, &tree) &&
+                (!restore->args->hold || hold_begin(root, &restore->result));
+    if (good)
+        tree_thaw(&tree, NULL);
+    restore->took = io_now() - restore->started;
+    tree_free(&tree);
+    if (good && restore->args->hold) {
+        restore->supervisor.held = true;
+        restore->supervisor.hold_deadline = io_now() + restore->args->hold_timeout;
+    }
+    return good || kc_fail(&restore->result, KC_CRIU_FAILED, "The restored kernel ended at once.");
+}
+
+static bool choose_namespace(struct restore *restore, int *exit_code)
+{
+    enum args_pidns choice = restore->args->pid_namespace;
+    *exit_code = -1;
+    find_taken(restore);
+    if (choice == PIDNS_ALWAYS)
+        return pidns_enter(exit_code, &restore->result);
+    if (restore->taken_count == 0)
+        return true;
+    if (choice == PIDNS_AUTO && pidns_possible())
+        return pidns_enter(exit_code, &restore->result);
+    return false;
+}
+
+static void announce(const struct restore *restore)
+{
+    static struct json json;
+    pid_t root = restore->supervisor.root;
+    json_begin(&json, "restored");
+    json_int(&json, "pid", pidns_outer_pid(root));
+    json_int(&json, "inner_pid", root);
+    json_real(&json, "restore_s", restore->took);
+    json_bool(&json, "pid_namespace", pidns_inside());
+    json_bool(&json, "time_namespace",
+              proc_namespace(root, "time") != 0 &&
+                  proc_namespace(root, "time") != proc_namespace(0, "time"));
+    json_send(&json, 5000);
+    if (restore->supervisor.held) {
+        json_begin(&json, "held");
+        json_send(&json, 1000);
+    }
+}
+
+static int fail(struct restore *restore)
+{
+    supervise_abandon(&restore->supervisor);
+    if (restore->result.reason == KC_OK && restore->taken_count > 0)
+        event_pids_taken(restore);
+    else
+        criu_error_event(&restore->result, restore->images, log_name);
+    return restore->result.reason == KC_USAGE ? 2 : 1;
+}
+
+int restore_command(const struct args *args)
+{
+    struct restore restore = {.args = args, .images = -1};
+    int exit_code = -1;
+    restore.images = criu_open_images(args->images_dir, &restore.result);
+    if (restore.images < 0 || !read_pids(&restore) ||
+        !criu_find(&restore.criu, &restore.result) || !choose_namespace(&restore, &exit_code))
+        return fail(&restore);
+    if (exit_code >= 0)
+        return exit_code;
+    if (!supervise_init(&restore.supervisor, &restore.result) || !bring_back(&restore))
+        return fail(&restore);
+    free(restore.pids);
+    announce(&restore);
+    return supervise(&restore.supervisor);
+}
