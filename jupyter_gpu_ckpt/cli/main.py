@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import sys
@@ -13,11 +12,11 @@ import click
 import msgspec
 
 from .. import __version__
-from ..doctor import examine
 from ..models import Doctor, Kernel, LostKernel, Operation, State
 from . import follow, show
 from .client import LONG_TIMEOUT
 from .errors import CliError
+from .local import examine
 from .select import Target, api_path
 
 PROGRAM: Final = "jupyter gpu-ckpt"
@@ -83,7 +82,7 @@ def doctor(target: Target, as_json: bool, local: bool) -> None:
     Asks the running server; without one, examines this machine. Exit code 1: kernels cannot
     be saved here.
     """
-    found = asyncio.run(examine()) if local else _doctor_of_server(target)
+    found = examine() if local else _doctor_of_server(target)
     if as_json:
         show.as_json(found)
     else:
@@ -99,7 +98,7 @@ def _doctor_of_server(target: Target) -> Doctor:
         if target.url or error.reason not in ("no_server", "ambiguous"):
             raise
         # Nobody to ask, or several on the same machine: look for ourselves.
-        return asyncio.run(examine())
+        return examine()
 
 
 @cli.command()

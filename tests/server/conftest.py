@@ -1,0 +1,49 @@
+"""One real server for the tests of a file, and kernels in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.harness.client import KernelClient
+from tests.harness.server import Home, JupyterServer, shared_folder
+from tests.server.rest import Api
+
+
+@pytest.fixture(scope="module")
+def lasting_home() -> Iterator[Home]:
+    """A home that the tests of a file share."""
+    with shared_folder("server-tests") as path:
+        yield Home(path / "home")
+
+
+@pytest.fixture(scope="module")
+def server(lasting_home: Home) -> Iterator[JupyterServer]:
+    """A server that the tests of a file share."""
+    with JupyterServer(lasting_home) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def api(server: JupyterServer) -> Api:
+    return Api(server)
+
+
+@pytest.fixture
+def start(
+    server: JupyterServer, lasting_home: Home, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., KernelClient]]:
+    """Start a kernel with a notebook of the test's own name; it is shut down afterwards."""
+    started: list[str] = []
+
+    def start(name: str | None = None, kernel: str = "python3") -> KernelClient:
+        name = name or f"{request.node.originalname}-{len(started)}.ipynb"
+        client = server.client.start(lasting_home.add_notebook(name, kernel=kernel), kernel)
+        started.append(client.id)
+        return client
+
+    yield start
+    for running in server.client.get("api/kernels"):
+        if running["id"] in started:
+            server.client.delete(f"api/kernels/{running['id']}")
