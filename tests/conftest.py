@@ -53,6 +53,10 @@ def pytest_runtest_makereport(
     if report.failed:
         for server in servers.RUNNING:
             report.sections.append((f"server log ({server.log_path.name})", server.log()))
+            for log in (server.home.data / "gpu-ckpt" / "logs").glob("*.log"):
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+                if tail:
+                    report.sections.append((f"kernel log ({log.name})", tail))
         for page in getattr(item, "open_pages", []):
             shot = page.screenshot(EVIDENCE, f"{item.nodeid}-{report.when}")
             report.sections.append(("browser console", "\n".join(page.console[-50:])))

@@ -61,10 +61,17 @@ class NotebookPage:
     def cells(self) -> Locator:
         return self.notebook.locator(".jp-CodeCell")
 
-    def wait_idle(self) -> None:
-        """Wait until the page says that the kernel is idle."""
-        indicator = self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]')
-        expect(indicator.first).to_be_attached(timeout=PATIENCE)
+    def wait_idle(self, timeout: float = 30) -> None:
+        """Wait until the page shows a kernel and says that it is idle; `timeout` in seconds."""
+        # Before it has a kernel the page says "No Kernel", and "idle" too.
+        name = self.notebook.locator(".jp-KernelName")
+        expect(name).to_have_text(re.compile(r"^(?!No Kernel).+"), timeout=timeout * 1000)
+        self.expect_status("idle", timeout)
+
+    def expect_status(self, status: str, timeout: float = 30) -> None:
+        """Wait until the kernel's status as the page shows it is `status`."""
+        indicator = self.notebook.locator(".jp-Notebook-ExecutionIndicator")
+        expect(indicator).to_have_attribute("data-status", status, timeout=timeout * 1000)
 
     def run_cell(self, number: int, *, wait: bool = True) -> None:
         """Click into cell `number` and press Shift+Enter; wait for its prompt number."""

@@ -59,9 +59,10 @@ class Client:
         answer = self._http.request(
             method, self.base_url + path, json=body, params=params, timeout=timeout
         )
-        content = answer.json() if answer.content else None
+        is_json = "json" in answer.headers.get("Content-Type", "")
+        content = answer.json() if is_json and answer.content else None
         if answer.status_code >= 400:
-            raise ApiError(answer.status_code, content)
+            raise ApiError(answer.status_code, content or {"message": answer.text[:500]})
         return content
 
     def get(self, path: str, **kwargs: Any) -> Any:
@@ -86,11 +87,22 @@ class Client:
             kernel_id = self.post("api/sessions", body)["kernel"]["id"]
         return self.connect(kernel_id, **kwargs)
 
-    def connect(self, kernel_id: str, *, timeout: float = 60) -> KernelClient:
-        """Open a websocket to a running kernel and wait until the kernel answers."""
-        kernel = KernelClient(self, kernel_id, timeout)
+    def connect(
+        self,
+        kernel_id: str,
+        *,
+        session: str | None = None,
+        channel: str = "shell",
+        timeout: float = 60,
+    ) -> KernelClient:
+        """Open a websocket to a running kernel and wait until the kernel is there.
+
+        A page that comes back gives the `session` it had before. Ask on the "control"
+        channel where a cell is running.
+        """
+        kernel = KernelClient(self, kernel_id, session or uuid.uuid4().hex, timeout)
         self._sockets.append(kernel)
-        kernel.request("shell", "kernel_info_request", {}, timeout=timeout)
+        kernel.request(channel, "kernel_info_request", {}, timeout=timeout)
         return kernel
 
     def execution_state(self, kernel_id: str) -> str:
@@ -250,10 +262,9 @@ class EventStream(_Socket):
 class KernelClient(_Socket):
     """A connection to one kernel, as a notebook page has it."""
 
-    def __init__(self, client: Client, kernel_id: str, timeout: float) -> None:
+    def __init__(self, client: Client, kernel_id: str, session: str, timeout: float) -> None:
         self.id = kernel_id
-        self.session = uuid.uuid4().hex
-        self._client = client
+        self.session = session
         super().__init__(
             client, f"api/kernels/{kernel_id}/channels?session_id={self.session}", timeout
         )

@@ -117,18 +117,15 @@ def _installed(relative: str) -> bool:
 def extension_config() -> dict[str, Any]:
     """Return what an editable install lacks compared to the wheel's own data files."""
     config: dict[str, Any] = {}
-    shipped = "etc/jupyter/jupyter_server_config.d/jupyter_gpu_ckpt.json"
-    if not _installed(shipped):
-        config = json.loads(
-            (REPOSITORY / "etc/jupyter/jupyter_server_config.d/jupyter_gpu_ckpt.json").read_text()
-        )
+    for shipped in (REPOSITORY / "jupyter-config" / "server-config").glob("*.json"):
+        if not _installed(f"etc/jupyter/jupyter_server_config.d/{shipped.name}"):
+            config.update(json.loads(shipped.read_text()))
     if not _installed("share/jupyter/labextensions/jupyter-gpu-ckpt"):
         links = REPOSITORY / "build" / "labextensions"
         links.mkdir(parents=True, exist_ok=True)
+        built = REPOSITORY / "jupyter_gpu_ckpt" / "labextension"
         with contextlib.suppress(FileExistsError):
-            (links / "jupyter-gpu-ckpt").symlink_to(
-                REPOSITORY / "jupyter_gpu_ckpt" / "labextension"
-            )
+            (links / "jupyter-gpu-ckpt").symlink_to(built)
         config.setdefault("LabServerApp", {})["extra_labextensions_path"] = [str(links)]
     return config
 
@@ -175,7 +172,7 @@ class JupyterServer:
         merged: dict[str, dict[str, Any]] = {
             "ServerApp": {
                 "open_browser": False, "port": self.port, "port_retries": 0, "ip": "127.0.0.1",
-                "allow_root": True, "root_dir": str(home.notebooks), "log_level": "DEBUG",
+                "allow_root": True, "root_dir": str(home.notebooks), "log_level": "INFO",
             },
             "LabApp": {"expose_app_in_browser": True},
             "IdentityProvider": {"token": token},
@@ -187,6 +184,7 @@ class JupyterServer:
         for layer in (extension_config() if extension else stock, config or {}):
             for name, traits in layer.items():
                 merged.setdefault(name, {}).update(traits)
+        self.base_url += str(merged["ServerApp"].get("base_url", "/")).lstrip("/")
         config_file = home.config / f"test_{self.port}.json"
         config_file.write_text(json.dumps(merged))
         home.own()
