@@ -16,7 +16,6 @@ from ..models import Doctor, Kernel, LostKernel, Operation, State
 from . import follow, show
 from .client import LONG_TIMEOUT
 from .errors import CliError
-from .local import examine
 from .select import Target, api_path
 
 PROGRAM: Final = "jupyter gpu-ckpt"
@@ -89,6 +88,13 @@ def doctor(target: Target, as_json: bool, local: bool) -> None:
         show.doctor(found)
     if not found.can_capture:
         raise click.exceptions.Exit(1)
+
+
+def examine() -> Doctor:
+    """Examine this machine; see :mod:`.local`, whose imports only this needs."""
+    from . import local
+
+    return local.examine()
 
 
 def _doctor_of_server(target: Target) -> Doctor:

@@ -9,11 +9,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from jupyter_server.serverapp import list_running_servers
-
 from ..models import Kernel, LostKernel, State
 from .client import Server
 from .errors import CliError
+from .running import running_servers
 
 T = TypeVar("T", Kernel, State, LostKernel)
 
@@ -34,13 +33,12 @@ class Target:
         CliError
             ``no_server`` when none runs.
         """
-        running = list(list_running_servers())
+        running = running_servers()
         if self.url:
             server = Server(self.url, self.token)
             for info in running:
-                if _same(info["url"], server.url):
-                    token = self.token or info.get("token")
-                    return [Server(self.url, token, root_dir=info.get("root_dir"))]
+                if _same(info.url, server.url):
+                    return [Server(self.url, self.token or info.token, root_dir=info.root_dir)]
             return [server]
         if not running:
             raise CliError(
@@ -50,12 +48,7 @@ class Target:
             )
         # A server found here is this user's own, and often has a certificate of its own making.
         found = [
-            Server(
-                info["url"],
-                self.token or info.get("token"),
-                root_dir=info.get("root_dir"),
-                verify=False,
-            )
+            Server(info.url, self.token or info.token, root_dir=info.root_dir, verify=False)
             for info in running
         ]
         # In a terminal or notebook of a server, that server is meant.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -47,3 +49,18 @@ def start(
     for running in server.client.get("api/kernels"):
         if running["id"] in started:
             server.client.delete(f"api/kernels/{running['id']}")
+
+
+@pytest.fixture(scope="module")
+def stock_kernelspec(lasting_home: Home) -> str:
+    """Name of a kernelspec that opts out: its kernels cannot be saved."""
+    folder = lasting_home.data / "kernels" / "stock"
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Python, not savable",
+        "language": "python",
+        "metadata": {"kernel_provisioner": {"provisioner_name": "local-provisioner"}},
+    }
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    return folder.name
