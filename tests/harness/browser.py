@@ -9,6 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.harness.client import wait_for
 from tests.harness.server import JupyterServer
 
 ARGUMENTS = [
@@ -46,12 +47,16 @@ class NotebookPage:
 
     def open(self, path: str, *, app: str = "lab") -> None:
         """Open the notebook and wait for its kernel."""
+        self.visit(path, app=app)
+        self.wait_idle()
+
+    def visit(self, path: str, *, app: str = "lab") -> None:
+        """Open the notebook and wait for the page only."""
         where = f"notebooks/{path}" if app == "notebook" else f"lab/tree/{path}"
         # A workspace of its own, or the page would open the last test's tabs again.
         reset = "" if app == "notebook" else "&reset"
         self.page.goto(f"{self.server.base_url}{where}?token={self.server.token}{reset}")
         expect(self.notebook).to_be_visible(timeout=PATIENCE)
-        self.wait_idle()
 
     @property
     def notebook(self) -> Locator:
@@ -110,6 +115,33 @@ class NotebookPage:
         dialog = self.page.locator(".jp-Dialog").filter(has_text=text).first
         expect(dialog).to_be_visible(timeout=timeout * 1000)
         return dialog
+
+    def dialog_behind_others(self, text: str, timeout: float = 30) -> Locator:
+        """Return the dialog with the given text, closing JupyterLab's own before it."""
+        wanted = self.page.locator(".jp-Dialog").filter(has_text=text).first
+        other = self.page.locator(".jp-Dialog").filter(has_not_text=text).first
+
+        def shown() -> bool:
+            if other.is_visible():
+                other.locator("button").first.click()
+            return wanted.is_visible()
+
+        wait_for(f"dialog {text!r}", shown, timeout, interval=0.2)
+        return wanted
+
+    def menu(self, menu: str, item: str) -> None:
+        """Choose an item of the menu bar."""
+        bar = self.page.get_by_role("menubar").first
+        bar.get_by_role("menuitem", name=menu, exact=True).click()
+        self.page.get_by_role("menuitem", name=item).first.click()
+
+    @property
+    def button(self) -> Locator:
+        """The toolbar button that saves; ``data-state`` is its face."""
+        return self.notebook.locator(".jp-gpu-ckpt-button")
+
+    def press_save(self) -> None:
+        self.button.locator(".jp-ToolbarButtonComponent").click()
 
     def screenshot(self, folder: Path, name: str) -> Path:
         """Write what the user sees now."""

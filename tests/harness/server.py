@@ -177,10 +177,7 @@ class JupyterServer:
             "LabApp": {"expose_app_in_browser": True},
             "IdentityProvider": {"token": token},
         }  # fmt: skip
-        stock = {
-            "ServerApp": {"jpserver_extensions": {"jupyter_gpu_ckpt": False}},
-            "KernelProvisionerFactory": {"default_provisioner_name": "local-provisioner"},
-        }
+        stock = {"ServerApp": {"jpserver_extensions": {"jupyter_gpu_ckpt": False}}}
         for layer in (extension_config() if extension else stock, config or {}):
             for name, traits in layer.items():
                 merged.setdefault(name, {}).update(traits)

@@ -1,0 +1,70 @@
+"""The button's faces, in JupyterLab and in Notebook 7."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from jupyter_gpu_ckpt.capture.native import find_kernel_capture
+from tests.browser.test_kernel_dies import SAVED
+from tests.harness.browser import NotebookPage
+from tests.harness.node import Node
+from tests.harness.server import Home, JupyterServer
+from tests.harness.user import User
+
+pytestmark = pytest.mark.browser
+
+OpenPage = Callable[[JupyterServer], NotebookPage]
+
+
+def test_in_notebook_7(home: Home, open_page: OpenPage) -> None:
+    path = home.add_notebook("work.ipynb", ["x = 41", "print(x + 1)"])
+    with JupyterServer(home, app="notebook") as server:
+        page = open_page(server)
+        page.open(path, app="notebook")
+        page.run_cell(0)
+        page.press_save()
+        page.notification(SAVED)
+        (state,) = server.client.states(path=path)
+        page.run_cell(1)
+        page.wait_output(1, "42")
+        assert state["path"] == path
+
+
+@pytest.mark.root
+def test_without_rights_it_says_why(shared: Path, open_page: OpenPage) -> None:
+    home = Home(shared / "home", User())
+    program = shared / "plain" / "kernel-capture"
+    program.parent.mkdir()
+    found = find_kernel_capture(None)
+    assert found is not None
+    shutil.copy(found, program)
+    os.chmod(program, 0o755)
+    path = home.add_notebook("work.ipynb", ["print(6 * 7)"])
+    with (
+        Node("node-a", [shared], for_users=True) as node,
+        JupyterServer(
+            home,
+            node=node,
+            app="lab",
+            config={"GpuCkptProvisioner": {"kernel_capture": str(program)}},
+        ) as server,
+    ):
+        page = open_page(server)
+        page.open(path)
+        expect(page.button).to_have_attribute("data-state", "unavailable")
+        label = page.button.get_by_role("button")
+        expect(label).to_have_attribute("aria-label", re.compile("^Cannot save kernel state: "))
+        expect(label).to_have_attribute("aria-disabled", "true")
+        page.press_save()
+        dialog = page.dialog("Cannot Save Kernel State")
+        expect(dialog).to_contain_text("CHECKPOINT_RESTORE")
+        dialog.get_by_role("button").last.click()
+        page.run_cell(0)
+        page.wait_output(0, "42")

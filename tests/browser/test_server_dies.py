@@ -1,0 +1,114 @@
+"""The server dies with its kernels; the page is asked what to do when a new one is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.test_kernel_dies import SAVED, kernel_of
+from tests.harness.browser import NotebookPage
+from tests.harness.node import Node
+from tests.harness.server import Home, JupyterServer
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+OpenPage = Callable[[JupyterServer], NotebookPage]
+CELLS = ["x = 41", "print(x + 1)"]
+
+
+def save_and_kill(home: Home, open_page: OpenPage, node: Node | None) -> tuple[str, str, int]:
+    """Save a notebook's kernel by the button and kill server and kernels; id, path and port."""
+    with JupyterServer(home, node=node, app="lab") as server:
+        path = home.add_notebook("work.ipynb", CELLS)
+        page = open_page(server)
+        page.open(path)
+        page.run_cell(0)
+        page.press_save()
+        page.notification(SAVED)
+        kernel_id = kernel_of(server, path)
+        page.page.close()
+        if node is not None:
+            node.kill()
+        else:
+            server.kill()
+        return kernel_id, path, server.port
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["the server and its kernels", "the node"])
+def test_restore_attaches_the_notebook_to_the_same_kernel(
+    home: Home, open_page: OpenPage, what: str
+) -> None:
+    shared = [home.path.parent]
+    node_a = Node("node-a", shared) if what == "the node" else None
+    kernel_id, path, port = save_and_kill(home, open_page, node_a)
+    node_b = Node("node-b", shared) if what == "the node" else None
+    try:
+        with JupyterServer(home, node=node_b, app="lab", port=port) as server:
+            server.client.wait_lost(1)
+            page = open_page(server)
+            page.visit(path)
+            prompt = page.dialog("Restore Lost Kernels")
+            expect(prompt).to_contain_text(path)
+            prompt.get_by_role("button", name="Restore", exact=True).click()
+            expect(page.page.locator(".jp-Dialog")).to_have_count(0, timeout=30_000)
+            page.wait_idle()
+            page.run_cell(1)
+            page.wait_output(1, "42")
+            assert page.prompt(1) == "[2]:"
+            assert kernel_of(server, path) == kernel_id
+    finally:
+        if node_b is not None:
+            node_b.kill()
+
+
+def test_an_open_page_is_asked_when_the_new_server_is_there(
+    home: Home, open_page: OpenPage
+) -> None:
+    path = home.add_notebook("work.ipynb", CELLS)
+    with JupyterServer(home, app="lab") as server:
+        page = open_page(server)
+        page.open(path)
+        page.run_cell(0)
+        page.press_save()
+        page.notification(SAVED)
+        kernel_id = kernel_of(server, path)
+        server.kill()
+        port = server.port
+    with JupyterServer(home, app="lab", port=port) as server:
+        prompt = page.dialog_behind_others("Restore Lost Kernels", timeout=90)
+        prompt.get_by_role("button", name="Restore", exact=True).click()
+        expect(page.page.locator(".jp-Dialog .jp-gpu-ckpt-LostBody")).to_have_count(0)
+        page.wait_idle(60)
+        page.run_cell(1)
+        page.wait_output(1, "42")
+        assert kernel_of(server, path) == kernel_id
+
+
+def test_dismiss_keeps_the_state_and_does_not_ask_again(home: Home, open_page: OpenPage) -> None:
+    kernel_id, path, port = save_and_kill(home, open_page, None)
+    with JupyterServer(home, app="lab", port=port) as server:
+        page = open_page(server)
+        page.visit(path)
+        page.dialog("Restore Lost Kernels").get_by_role("button", name="Dismiss").click()
+        expect(page.page.locator(".jp-gpu-ckpt-LostBody")).to_have_count(0)
+        page.page.close()
+
+        page = open_page(server)
+        page.open(path)  # waits for the notebook's kernel, a fresh one
+        assert server.client.lost() == []
+        expect(page.page.locator(".jp-gpu-ckpt-LostBody")).to_have_count(0)
+        # The state is still there, to be restored by hand.
+        page.menu("Kernel", "Restore Kernel State…")
+        dialog = page.dialog("Restore Kernel State")
+        expect(dialog.get_by_role("option")).to_have_count(1)
+        (state,) = server.client.states(path=path)
+        assert state["kernel_id"] == kernel_id
+        dialog.get_by_role("button", name="Open as New Kernel").click()
+        page.notification(re.compile("Kernel state restored"))
+        page.wait_idle()
+        page.run_cell(1)
+        page.wait_output(1, "42")
