@@ -1,16 +1,36 @@
-"""The keeper: saves, restores and lists the kernels of one server."""
+"""The keeper: saves, restores and lists the kernels of one server.
+
+It joins the parts: provisioners tell it of kernels (:mod:`.tracking`), a save or a restore
+(:mod:`.saving`, :mod:`.restoring`) runs as an operation (:mod:`.operations`) between the
+process tree (:mod:`.capture`) and the store (:mod:`.store`), and leases (:mod:`.recovery`)
+let the next server find what was lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
-from traitlets.config import LoggingConfigurable
+from . import describe, models
+from .ability import Ability
+from .announce import Announcer
+from .deaths import DeathPolicy
+from .errors import CkptError
+from .operations import Emit, Operations, Run, in_thread
+from .provisioner import GpuCkptProvisioner, make_default, observe
+from .recovery import Leases, unknown_kernel
+from .restarter import DeathRestorer
+from .restoring import Restore
+from .saving import Save
+from .sessions import Sessions
+from .settings import KeeperSettings
+from .spool import Spool
+from .store import StateRecord, StateStore
+from .tracking import TrackedKernel, Tracker
 
-from . import models
 
-
-class Keeper(LoggingConfigurable):
+class Keeper(KeeperSettings):
     """Saves kernels into the store and brings them back.
 
     Created by the server extension; REST handlers call its methods on the server's event
@@ -19,7 +39,7 @@ class Keeper(LoggingConfigurable):
     Parameters
     ----------
     parent
-        The extension app; its configuration section is ``c.Keeper``.
+        The extension app; the configuration section is ``c.Keeper``.
     kernel_manager, session_manager
         The server's own.
     emit
@@ -32,31 +52,177 @@ class Keeper(LoggingConfigurable):
         parent: Any,
         kernel_manager: Any,
         session_manager: Any,
-        emit: Callable[[str, dict[str, Any]], None] | None = None,
+        emit: Emit | None = None,
     ) -> None:
         super().__init__(parent=parent)
+        self.kernel_manager = kernel_manager
+        self.store = StateStore(self.store_folder(), self.owner_name())
+        self.spool = Spool(self.spool_folder())
+        self.launching = GpuCkptProvisioner(config=self.config)
+        self.ability = Ability(lambda: self.launching.kernel_capture)
+        self.announce = Announcer(emit, self.log)
+        self._operations = Operations(self.announce, self.log)
+        self._deaths = DeathRestorer(self)
+        self.tracker = Tracker(
+            lambda: DeathPolicy(self.death_window, self.death_limit),
+            on_started=self._on_started,
+            on_died=self._on_died,
+            on_stopping=self._on_stopping,
+            on_ended=self._on_ended,
+        )
+        self.sessions = Sessions(kernel_manager, session_manager, self._is_pristine, self.log)
+        self.leases = Leases(
+            self.store,
+            self.tracker,
+            self.sessions.paths,
+            interval=self.lease_interval,
+            ttl=self.lease_ttl,
+            log=self.log,
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        observe(kernel_manager, self.tracker)
+        make_default(kernel_manager)
+
+    # -- life ----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
-        raise NotImplementedError
+        self.in_background(self._first_look())
+        self.in_background(self.leases.run())
 
     async def stop(self) -> None:
         """Orderly end: cancel operations, end leases. Called before the kernels are shut down."""
-        raise NotImplementedError
+        self._stopping = True
+        await self._operations.stop(timeout=15.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.leases.end_all()
+        self.tracker.close()
+
+    async def _first_look(self) -> None:
+        await in_thread(self.spool.clean)
+        for lost in await self.lost():
+            self.announce.lost(lost.kernel_id, lost.path, lost.state.id)
+        await in_thread(self.leases.forget_stateless)
+        await in_thread(self.store.gc)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside what clients ask for, until it ends or the server stops."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log.error("Background work of the keeper failed", exc_info=error)
+
+    # -- kernels -------------------------------------------------------------------------
 
     async def kernels(self) -> list[models.Kernel]:
         """Every kernel of the server, and whether it can be saved."""
-        raise NotImplementedError
+        paths = await self.sessions.paths()
+        newest: dict[str, StateRecord] = {}
+        for record in await in_thread(self.store.states):
+            newest.setdefault(record.meta.kernel_id, record)
+        node_error = await self.ability.error()
+        return [
+            self._describe(kernel_id, paths.get(kernel_id), newest.get(kernel_id), node_error)
+            for kernel_id in self.kernel_manager.list_kernel_ids()
+        ]
 
     async def kernel(self, kernel_id: str) -> models.Kernel:
         """One kernel; ``unknown_kernel``."""
-        raise NotImplementedError
+        self._check_known(kernel_id)
+        path = (await self.sessions.paths()).get(kernel_id)
+        states = await in_thread(self.store.states, kernel_id)
+        node_error = await self.ability.error()
+        self._check_known(kernel_id)
+        return self._describe(kernel_id, path, states[0] if states else None, node_error)
+
+    def _describe(
+        self,
+        kernel_id: str,
+        path: str | None,
+        newest: StateRecord | None,
+        node_error: CkptError | None,
+    ) -> models.Kernel:
+        km = self.kernel_manager.get_kernel(kernel_id)
+        run = self.running(kernel_id)
+        error = self._why_not(kernel_id) or node_error
+        return describe.kernel(kernel_id, km, path, newest, error, run.model if run else None)
+
+    def _check_known(self, kernel_id: str) -> None:
+        if kernel_id not in self.kernel_manager:
+            raise unknown_kernel()
+
+    def _why_not(self, kernel_id: str) -> CkptError | None:
+        """Why this kernel of the server cannot be saved, whatever the node can do."""
+        provisioner = getattr(self.kernel_manager.get_kernel(kernel_id), "provisioner", None)
+        if isinstance(provisioner, GpuCkptProvisioner):
+            return provisioner.savability
+        return CkptError(
+            "not_savable",
+            "The kernel was not started so that it can be saved.",
+            hint="Its kernelspec or the server's configuration names another kernel provisioner.",
+        )
+
+    def _tracked(self, kernel_id: str) -> TrackedKernel:
+        self._check_known(kernel_id)
+        error = self._why_not(kernel_id)
+        if error is not None:
+            raise error
+        kernel = self.tracker.get(kernel_id)
+        if kernel is None:
+            raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
+        return kernel
+
+    def subscribers(self, kernel_id: str) -> int:
+        """How many sockets of this server listen to the kernel's output; for restores."""
+        km = self.kernel_manager.get_kernel(kernel_id)
+        count = int(self.kernel_manager._kernel_connections.get(kernel_id, 0))
+        count += getattr(km, "_activity_stream", None) is not None
+        count += kernel_id in self.kernel_manager._kernel_buffers
+        kernel = self.tracker.get(kernel_id)
+        count += kernel is not None and kernel.watch is not None
+        return count
+
+    async def _is_pristine(self, kernel_id: str) -> bool:
+        """Whether nobody would miss this kernel: it ran nothing and has no state."""
+        kernel = self.tracker.get(kernel_id)
+        if kernel is None or kernel.watch is None or kernel.watch.now.execution_count is not None:
+            return False
+        return not await in_thread(self.store.states, kernel_id)
+
+    # -- operations ----------------------------------------------------------------------
+
+    def running(self, kernel_id: str) -> Run | None:
+        """The operation that runs on this kernel now, if any."""
+        return self._operations.running(kernel_id)
+
+    def begin(
+        self,
+        kind: models.OperationKind,
+        kernel_id: str,
+        work: Callable[[Run], Awaitable[models.OperationResult]],
+        *,
+        path: str | None,
+        state_id: str | None = None,
+    ) -> Run:
+        """Start an operation; ``busy``."""
+        return self._operations.start(kind, kernel_id, work, path=path, state_id=state_id)
 
     async def save(
         self, kernel_id: str, *, label: str | None = None, reason: str = "user"
     ) -> models.Operation:
         """Start saving; ``unknown_kernel``, ``busy``, ``not_savable``, ``cannot_capture``."""
-        raise NotImplementedError
+        self._tracked(kernel_id)
+        await self.ability.probe()
+        path = (await self.sessions.paths()).get(kernel_id)
+        save = Save(self, self._tracked(kernel_id), label, reason)
+        return self.begin("save", kernel_id, save.run, path=path).model
 
     async def restore(
         self,
@@ -65,51 +231,140 @@ class Keeper(LoggingConfigurable):
         mode: Literal["rollback", "new"] = "rollback",
         path: str | None = None,
     ) -> models.Operation:
-        """Start restoring; ``unknown_state``, ``busy``, ``bad_request``, ``cannot_capture``."""
-        raise NotImplementedError
+        """Start restoring; ``unknown_state``, ``busy``, ``bad_request``, ``cannot_capture``.
+
+        ``rollback`` puts the state in the place of its kernel, or brings the kernel back if it
+        does not run; ``new`` makes another kernel of it, with a session for ``path`` if given.
+        """
+        record = await in_thread(self.store.state, state_id)
+        await self.ability.probe()
+        if mode == "new":
+            raise CkptError(
+                "not_restorable",
+                "Opening a state as a new kernel is not supported yet.",
+                hint="Roll the kernel back to it instead.",
+            )
+        kernel_id = record.meta.kernel_id
+        if kernel_id not in self.kernel_manager:
+            return self._revive(record, path or record.meta.path, "user").model
+        path = (await self.sessions.paths()).get(kernel_id)
+        return self._roll_back(record, self._tracked(kernel_id), path).model
+
+    def _roll_back(self, record: StateRecord, kernel: TrackedKernel, path: str | None) -> Run:
+        async def work(run: Run) -> models.OperationResult:
+            try:
+                return await Restore(self, record, "user").in_place(run, kernel)
+            except CkptError as error:
+                if error.reason != "cancelled" and not run.cancellable:
+                    # The old process had been ended for it.
+                    self.announce.restore_failed(record, path, "user", error.message)
+                raise
+
+        return self.begin("restore", kernel.kernel_id, work, path=path, state_id=record.id)
+
+    def _revive(self, record: StateRecord, path: str | None, cause: Literal["user", "lost"]) -> Run:
+        work = Restore(self, record, cause).revive
+        return self.begin("restore", record.meta.kernel_id, work, path=path, state_id=record.id)
+
+    def operations(self) -> list[models.Operation]:
+        """Operations of this server, newest first (the last 100 ended ones)."""
+        return self._operations.all()
+
+    def operation(self, operation_id: str) -> models.Operation:
+        """One operation; ``unknown_operation``."""
+        return self._operations.get(operation_id).model
+
+    async def cancel(self, operation_id: str) -> models.Operation:
+        """Cancel a running operation; ``unknown_operation``, ``busy`` when it is too late."""
+        return self._operations.cancel(operation_id)
+
+    # -- states --------------------------------------------------------------------------
 
     async def states(
         self, kernel_id: str | None = None, path: str | None = None
     ) -> list[models.State]:
         """States, newest first; ``restorable`` is not checked."""
-        raise NotImplementedError
+        records = await in_thread(self.store.states, kernel_id, path)
+        return [describe.state(record) for record in records]
 
     async def state(self, state_id: str) -> models.State:
         """One state with ``restorable`` and ``differences``; ``unknown_state``."""
-        raise NotImplementedError
+        record = await in_thread(self.store.state, state_id)
+        kernel = self.tracker.get(record.meta.kernel_id)
+        try:
+            found = await self.ability.differences(record, kernel.pid if kernel else None)
+        except CkptError as error:
+            found = [models.Difference("node", error.message, blocking=True)]
+        return describe.state(record, found)
 
     async def delete_state(self, state_id: str) -> None:
         """Remove a state for good; ``unknown_state``, ``busy`` while it is being restored."""
-        raise NotImplementedError
-
-    async def lost(self) -> list[models.LostKernel]:
-        """Kernels that ended without an orderly shutdown and have states, newest first."""
-        raise NotImplementedError
-
-    async def restore_lost(self, kernel_id: str) -> models.Operation:
-        """Start bringing a lost kernel back from its newest state; ``unknown_kernel``, ``busy``."""
-        raise NotImplementedError
-
-    async def dismiss_lost(self, kernel_id: str) -> None:
-        """Do not ask about this lost kernel again; its states stay. ``unknown_kernel``."""
-        raise NotImplementedError
-
-    def operations(self) -> list[models.Operation]:
-        """Operations of this server, newest first (the last 100 ended ones)."""
-        raise NotImplementedError
-
-    def operation(self, operation_id: str) -> models.Operation:
-        """One operation; ``unknown_operation``."""
-        raise NotImplementedError
-
-    async def cancel(self, operation_id: str) -> models.Operation:
-        """Cancel a running operation; ``unknown_operation``, ``busy`` when it is too late."""
-        raise NotImplementedError
-
-    async def doctor(self) -> models.Doctor:
-        """What this node can capture, and what stands in the way."""
-        raise NotImplementedError
+        record = await in_thread(self.store.state, state_id)
+        for operation in self.operations():
+            if operation.status == "running" and operation.state_id == state_id:
+                raise CkptError("busy", "This state is being restored.", hint="Try again later.")
+        await in_thread(self.store.delete, state_id)
+        kernel = self.tracker.get(record.meta.kernel_id)
+        if kernel is not None:
+            kernel.policy.forget(state_id)
+        self.announce.state_deleted(record)
 
     async def gc(self, dry_run: bool = False) -> dict[str, Any]:
         """Remove what no state uses: ``{"chunks", "bytes", "dry_run"}``."""
-        raise NotImplementedError
+        removed = await in_thread(lambda: self.store.gc(dry_run=dry_run))
+        return {"chunks": removed.chunks, "bytes": removed.bytes, "dry_run": dry_run}
+
+    async def doctor(self) -> models.Doctor:
+        """What this node can capture, and what stands in the way."""
+        return await self.ability.doctor(self.store.usage)
+
+    # -- lost kernels --------------------------------------------------------------------
+
+    async def lost(self) -> list[models.LostKernel]:
+        """Kernels that ended without an orderly shutdown and have states, newest first."""
+        found = await in_thread(self.leases.lost)
+        return [
+            describe.lost_kernel(lost)
+            for lost in found
+            if lost.record.kernel_id not in self.kernel_manager
+        ]
+
+    async def restore_lost(self, kernel_id: str) -> models.Operation:
+        """Start bringing a lost kernel back from its newest state; ``unknown_kernel``, ``busy``."""
+        self._operations.check_free(kernel_id)
+        found = await in_thread(self.leases.lost)
+        for lost in found:
+            if lost.record.kernel_id == kernel_id and kernel_id not in self.kernel_manager:
+                await self.ability.probe()
+                path = lost.record.path or lost.state.meta.path
+                return self._revive(lost.state, path, "lost").model
+        raise unknown_kernel()
+
+    async def dismiss_lost(self, kernel_id: str) -> None:
+        """Do not ask about this lost kernel again; its states stay. ``unknown_kernel``."""
+        self._operations.check_free(kernel_id)
+        await self.leases.dismiss(kernel_id)
+
+    # -- what provisioners report --------------------------------------------------------
+
+    def _on_started(self, kernel: TrackedKernel) -> None:
+        async def register() -> None:
+            await self.leases.renew(kernel)
+            await asyncio.sleep(1.0)  # a session for the notebook follows its kernel at once
+            await self.leases.renew(kernel)
+
+        self.in_background(register())
+
+    def _on_died(self, kernel: TrackedKernel) -> bool:
+        if self._stopping or not self.restore_on_death:
+            return False
+        return self._deaths.kernel_died(kernel)
+
+    def _on_stopping(self, kernel_id: str) -> None:
+        run = self.running(kernel_id)
+        if run is not None:
+            run.cancel_flag.set()
+            run.cancel_event.set()
+
+    def _on_ended(self, kernel_id: str) -> None:
+        self.in_background(self.leases.end(kernel_id))

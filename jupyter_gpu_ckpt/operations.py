@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -26,12 +26,29 @@ OPERATION_SCHEMA: Final = "https://schema.jupyter.org/jupyter_gpu_ckpt/operation
 #: Called with a schema id and the event's data; see :class:`Operations`.
 Emit = Callable[[str, dict[str, Any]], None]
 
+T = TypeVar("T")
+
 _FINAL: Final = frozenset({"done", "failed", "cancelled"})
 
 
 def now() -> str:
     """The time as models and states say it: ISO 8601, UTC, whole milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def in_thread(function: Callable[..., T], /, *args: Any) -> T:
+    """Run a blocking function in a worker thread and wait for it, even when cancelled.
+
+    What it works on is then never touched by two sides at once; functions that may take
+    long watch :attr:`Run.cancel_flag`.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not work.done():
+            await asyncio.wait([work])
+        raise
 
 
 class Run:

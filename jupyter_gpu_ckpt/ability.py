@@ -1,0 +1,120 @@
+"""What this node can capture and restore, as the keeper asks it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from . import describe
+from .capture.images import MappedFile
+from .capture.native import KernelCapture, find_kernel_capture
+from .capture.node import NodeInfo, node_info
+from .capture.preflight import check_node, check_restore, kernel_and_descendants
+from .capture.protocol import Probe
+from .errors import CkptError
+from .models import Difference, Doctor, DoctorCheck
+from .operations import in_thread
+from .store import StateRecord
+
+#: Seconds for which a probe's answer is believed.
+_PROBE_AGE: Final = 60.0
+_PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+
+
+class Ability:
+    """Finds ``kernel-capture`` and remembers for a while what it said.
+
+    Parameters
+    ----------
+    configured
+        Gives the configured path of the program, or ``None``.
+    """
+
+    def __init__(self, configured: Callable[[], str | None]) -> None:
+        self._configured = configured
+        self._probed: tuple[float, Probe | CkptError] | None = None
+
+    def native(self) -> KernelCapture:
+        """The kernel-capture program; ``cannot_capture`` when there is none."""
+        path = find_kernel_capture(self._configured())
+        if path is None:
+            raise CkptError(
+                "cannot_capture",
+                "The kernel-capture program is not installed.",
+                hint="Install the package from its Linux wheel.",
+            )
+        return KernelCapture(path)
+
+    async def probe(self) -> Probe:
+        """What this node can capture; ``cannot_capture`` when nothing."""
+        now = time.monotonic()
+        if self._probed is None or now - self._probed[0] > _PROBE_AGE:
+            try:
+                found: Probe | CkptError = await self.native().probe()
+            except CkptError as error:
+                found = error
+            self._probed = (now, found)
+        probe = self._probed[1]
+        if isinstance(probe, CkptError):
+            raise probe
+        check_node(probe)
+        return probe
+
+    async def error(self) -> CkptError | None:
+        """Why this node cannot capture; ``None`` when it can."""
+        try:
+            await self.probe()
+        except CkptError as error:
+            return error
+        return None
+
+    async def differences(
+        self, record: StateRecord, ending_pid: int | None = None
+    ) -> list[Difference]:
+        """What a restore of a state would meet here; ``cannot_capture``.
+
+        Parameters
+        ----------
+        record
+            The state.
+        ending_pid
+            The kernel that is to make place for it, if one runs.
+        """
+        probe = await self.probe()
+        meta = record.meta
+
+        def look() -> list[Difference]:
+            ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
+            return check_restore(
+                probe=probe,
+                saved=msgspec.convert(meta.node, NodeInfo),
+                here=node_info(probe),
+                mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
+                pids=meta.pids,
+                listeners=[(meta.connection["ip"], meta.connection[name]) for name in _PORTS],
+                ending=ending,
+            )
+
+        return await in_thread(look)
+
+    async def doctor(self, check_store: Callable[[], Any]) -> Doctor:
+        """What this node can capture, and what stands in the way.
+
+        Parameters
+        ----------
+        check_store
+            Raises CkptError when the store is out of order; run in a worker thread.
+        """
+        self._probed = None
+        try:
+            probe: Probe | CkptError = await self.native().probe()
+        except CkptError as error:
+            probe = error
+        try:
+            await in_thread(check_store)
+        except CkptError as error:
+            return describe.doctor(probe, error)
+        return describe.doctor(probe, None, [DoctorCheck("store", "ok", "The store can be used.")])

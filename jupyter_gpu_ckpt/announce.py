@@ -1,0 +1,100 @@
+"""The events that tell pages what happened to a kernel or a state."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from .operations import Emit
+from .store import StateRecord
+
+#: Schema of the event that tells what happened to a kernel.
+KERNEL_SCHEMA: Final = "https://schema.jupyter.org/jupyter_gpu_ckpt/kernel/v1"
+
+
+class Announcer:
+    """Emits events; a listener that fails never disturbs what is being told.
+
+    Parameters
+    ----------
+    emit
+        Called with a schema id and an event's data; ``None`` keeps silent.
+    log
+        For events that could not be emitted.
+    """
+
+    def __init__(self, emit: Emit | None, log: logging.Logger | Any) -> None:
+        self._emit = emit
+        self._log = log
+
+    def __call__(self, schema: str, data: dict[str, Any]) -> None:
+        """Emit an event of any schema."""
+        if self._emit is None:
+            return
+        try:
+            self._emit(schema, data)
+        except Exception:
+            self._log.exception("An event could not be emitted")
+
+    def restored(
+        self, record: StateRecord, kernel_id: str, path: str | None, cause: str, message: str | None
+    ) -> None:
+        """A kernel runs again from a state."""
+        self._kernel(
+            "restored",
+            kernel_id,
+            path=path,
+            state_id=record.id,
+            cause=cause,
+            in_flight_msg_id=record.meta.in_flight_msg_id,
+            execution_count=record.meta.execution_count,
+            message=message,
+        )
+
+    def restore_failed(
+        self, record: StateRecord, path: str | None, cause: str, message: str
+    ) -> None:
+        """A kernel has no process any more and could not be restored."""
+        self._kernel(
+            "restore_failed",
+            record.meta.kernel_id,
+            path=path,
+            state_id=record.id,
+            cause=cause,
+            message=f"{message} The saved state is kept; an empty kernel is started.",
+        )
+
+    def lost(self, kernel_id: str, path: str | None, state_id: str) -> None:
+        """A kernel was found that ended without an orderly shutdown."""
+        self._kernel("lost", kernel_id, path=path, state_id=state_id)
+
+    def state_deleted(self, record: StateRecord) -> None:
+        """A state is gone."""
+        meta = record.meta
+        self._kernel("state_deleted", meta.kernel_id, path=meta.path, state_id=record.id)
+
+    def _kernel(
+        self,
+        action: str,
+        kernel_id: str,
+        *,
+        path: str | None,
+        state_id: str | None,
+        cause: str | None = None,
+        in_flight_msg_id: str | None = None,
+        execution_count: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        self(
+            KERNEL_SCHEMA,
+            {
+                "action": action,
+                "kernel_id": kernel_id,
+                "path": path,
+                "state_id": state_id,
+                "cause": cause,
+                "in_flight_msg_id": in_flight_msg_id,
+                "execution_count": execution_count,
+                "message": message,
+            },
+        )

@@ -1,0 +1,135 @@
+"""States, kernels and nodes as the REST API and the CLI say them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from . import __version__
+from .capture.protocol import Probe
+from .errors import CkptError
+from .models import (
+    Difference,
+    Doctor,
+    DoctorCheck,
+    ErrorBody,
+    Kernel,
+    LostKernel,
+    Node,
+    Operation,
+    State,
+)
+from .recovery import LostRecord
+from .store import StateRecord
+
+
+def state(record: StateRecord, differences: Sequence[Difference] | None = None) -> State:
+    """A state; ``differences`` is what a restore here would meet, ``None`` where not checked."""
+    meta = record.meta
+    return State(
+        id=record.id,
+        kernel_id=meta.kernel_id,
+        kernel_name=meta.kernel_name,
+        display_name=meta.display_name,
+        path=meta.path,
+        created=record.created,
+        reason=meta.reason,
+        label=meta.label,
+        node=_node(meta.node),
+        size=record.size,
+        stored_size=record.stored_size,
+        frozen_seconds=meta.frozen_seconds,
+        execution_count=meta.execution_count,
+        execution_state=meta.execution_state,
+        restorable=None if differences is None else not any(d.blocking for d in differences),
+        differences=list(differences or []),
+        warnings=meta.warnings,
+    )
+
+
+def kernel(
+    kernel_id: str,
+    km: Any,
+    path: str | None,
+    newest: StateRecord | None,
+    error: CkptError | None,
+    operation: Operation | None,
+) -> Kernel:
+    """A kernel of the server; ``error`` is why it cannot be saved."""
+    spec = km.kernel_spec
+    return Kernel(
+        id=kernel_id,
+        name=km.kernel_name,
+        display_name=spec.display_name if spec else km.kernel_name,
+        path=path,
+        execution_state=getattr(km, "execution_state", None) or "unknown",
+        savable=error is None,
+        error=None
+        if error is None
+        else ErrorBody(error.message, error.reason, error.hint, error.details),
+        last_state=None if newest is None else state(newest),
+        operation=operation,
+    )
+
+
+def lost_kernel(lost: LostRecord) -> LostKernel:
+    """A lost kernel and its newest state."""
+    record = lost.record
+    seen = record.lease.renewed if record.lease else 0.0
+    return LostKernel(
+        kernel_id=record.kernel_id,
+        kernel_name=record.kernel_name,
+        display_name=record.display_name,
+        path=record.path if record.path is not None else lost.state.meta.path,
+        node=record.lease.hostname if record.lease else lost.state.meta.node.get("hostname", ""),
+        last_seen=datetime.fromtimestamp(seen, timezone.utc)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z"),
+        state=state(lost.state),
+    )
+
+
+def _node(node: dict[str, Any]) -> Node:
+    return Node(
+        id=str(node.get("id", "")),
+        hostname=str(node.get("hostname", "")),
+        kernel_release=str(node.get("kernel_release", "")),
+        cpu=str(node.get("cpu_model", "")),
+        criu=node.get("criu"),
+        gpus=list(node.get("gpus") or []),
+    )
+
+
+def doctor(
+    probe: Probe | CkptError, store_error: CkptError | None, more: Sequence[DoctorCheck] = ()
+) -> Doctor:
+    """What was found about this node, one check a line.
+
+    Parameters
+    ----------
+    probe
+        What ``kernel-capture`` said, or why it said nothing.
+    store_error
+        Why the store cannot be used, if so.
+    more
+        Further checks.
+    """
+    checks: list[DoctorCheck] = []
+    if isinstance(probe, CkptError):
+        checks.append(DoctorCheck("kernel-capture", "problem", probe.message, probe.hint))
+    else:
+        checks.append(DoctorCheck("kernel-capture", "ok", f"Version {probe.version}."))
+        if probe.criu is not None:
+            found = f"CRIU {probe.criu.version} at {probe.criu.path}."
+            checks.append(DoctorCheck("criu", "ok", found))
+        checks.append(DoctorCheck("kernel", "ok", f"Linux {probe.kernel}."))
+        if not probe.problems:
+            rights = "root" if probe.root else f"user {probe.uid} with the capabilities needed"
+            checks.append(DoctorCheck("rights", "ok", f"Captures as {rights}."))
+        checks += [DoctorCheck(p.reason, "problem", p.message, p.hint) for p in probe.problems]
+        checks += [DoctorCheck(n.reason, "warning", n.message, n.hint) for n in probe.notes]
+    if store_error is not None:
+        checks.append(DoctorCheck("store", "problem", store_error.message, store_error.hint))
+    can = not isinstance(probe, CkptError) and probe.can_capture
+    return Doctor(can_capture=can, version=__version__, checks=[*checks, *more])

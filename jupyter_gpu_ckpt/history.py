@@ -1,0 +1,82 @@
+"""Two courtesies to a restored kernel and its pages: a new history session, and kernel info."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import Future
+from typing import Any, Final
+
+#: IPython counts lines within a session of its history database. After a roll-back the old
+#: count comes again, and the database would refuse the lines ("was not unique").
+_NEW_SESSION: Final = (
+    "(lambda shell: shell and shell.history_manager and shell.history_manager.new_session())"
+    "(__import__('sys').modules['IPython'].get_ipython()"
+    " if 'IPython' in __import__('sys').modules else None)"
+)
+
+
+def ask_new_history_session(km: Any) -> None:
+    """Have an IPython kernel log its history into a new session from the next cell on.
+
+    Only asks, on a socket of its own: a kernel in the middle of a cell, or waiting for
+    input, does it when it comes to it. Called after a restore, for Python kernels.
+    """
+    channel = km.connect_shell()
+    km.session.send(
+        channel,
+        "execute_request",
+        content={
+            "code": _NEW_SESSION,
+            "silent": True,
+            "store_history": False,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": False,
+        },
+    )
+    asyncio.get_running_loop().call_later(_READ_FOR, channel.close)
+
+
+#: Seconds for which the answer is awaited, so that the request is surely delivered.
+_READ_FOR: Final = 5.0
+
+
+async def learn_kernel_info(km: Any, *, timeout: float) -> None:
+    """Ask for the kernel info on the control channel, and let the server know it.
+
+    A new page's websocket waits until the server has it, and the server asks on the shell
+    channel, where a kernel that is in the middle of a cell does not answer. Called after a
+    kernel was restored into a server that has not spoken with it yet.
+
+    Parameters
+    ----------
+    km
+        The kernel's manager.
+    timeout
+        Seconds after which the server is left to ask itself.
+    """
+    if hasattr(km, "_kernel_info_future"):
+        return
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def received(parts: list[bytes]) -> None:
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            _, message = km.session.feed_identities(parts)
+            reply = km.session.deserialize(message)
+            if reply["msg_type"] == "kernel_info_reply" and not answer.done():
+                answer.set_result(reply["content"])
+
+    channel = km.connect_control()
+    channel.on_recv(received)
+    km.session.send(channel, "kernel_info_request")
+    try:
+        info = await asyncio.wait_for(answer, timeout)
+    except asyncio.TimeoutError:
+        return
+    finally:
+        channel.close()
+    if not hasattr(km, "_kernel_info_future"):
+        known: Future[dict[str, Any]] = Future()
+        known.set_result(info)
+        km._kernel_info_future = known

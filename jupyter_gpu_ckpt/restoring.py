@@ -1,0 +1,273 @@
+"""A restore: store -> image directory -> process tree -> the server's kernel again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from .capture import files, images
+from .capture.peers import wait_for_peers
+from .capture.supervisor import Supervisor
+from .connection import same_connection
+from .errors import CkptError
+from .history import ask_new_history_session, learn_kernel_info
+from .models import OperationResult
+from .operations import Run, in_thread
+from .provisioner import RestoreToken
+from .store import StateRecord
+from .tracking import TrackedKernel, WaitingProcess
+from .watch import Activity
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+Cause = Literal["death", "user", "lost"]
+
+#: Seconds that the old process tree has to be gone once it was killed.
+_KILL_TIMEOUT: Final = 15.0
+
+
+class Restore:
+    """One restore of one state. Whatever fails, the state stays as it is.
+
+    Parameters
+    ----------
+    keeper
+        Settings, store and the rest.
+    record
+        The state.
+    cause
+        Why.
+    """
+
+    def __init__(self, keeper: Keeper, record: StateRecord, cause: Cause) -> None:
+        self._keeper = keeper
+        self._record = record
+        self._meta = record.meta
+        self._cause: Cause = cause
+        self._warnings: list[str] = []
+        self._began = time.monotonic()
+
+    # -- the three ways ------------------------------------------------------------------
+
+    async def in_place(
+        self, run: Run, kernel: TrackedKernel, token: RestoreToken | None = None
+    ) -> OperationResult:
+        """Put the state in the place of a kernel of this server, dead or alive.
+
+        Parameters
+        ----------
+        run
+            The operation.
+        kernel
+            The kernel. It runs on until the state has been read and found restorable here.
+        token
+            The restore that :meth:`.GpuCkptProvisioner.begin_restore` began at its death.
+        """
+        provisioner = kernel.provisioner
+        try:
+            async with self._images(run, kernel.pid) as image_dir:
+                if not same_connection(kernel.km, self._meta.connection):
+                    raise CkptError(
+                        "not_restorable",
+                        "The kernel's address has changed since the state was saved.",
+                        hint="Shut the kernel down, then restore the state.",
+                    )
+                run.point_of_no_return()
+                if token is None:
+                    token = provisioner.begin_restore()
+                await self._end_process(kernel)
+                supervisor = await self._bring_up(run, image_dir)
+                if not provisioner.adopt(token, supervisor):
+                    supervisor.kill()
+                    raise CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+        except BaseException:
+            if token is not None:
+                provisioner.end_restore(token)
+            raise
+        kernel.policy.restored(self._record.id)
+        kernel.listen(self._activity())
+        await self._connect(run, kernel, supervisor)
+        return self._result(run)
+
+    async def revive(self, run: Run) -> OperationResult:
+        """Bring back a kernel that this server does not have, under its old id."""
+        keeper, meta = self._keeper, self._meta
+        async with self._images(run, None) as image_dir:
+            run.point_of_no_return()
+            supervisor = await self._bring_up(run, image_dir)
+        try:
+            kernel = await self._start_manager(supervisor)
+        except BaseException:
+            keeper.tracker.withdraw(meta.kernel_id)
+            supervisor.kill()
+            raise
+        kernel.policy.restored(self._record.id)
+        # Before the process goes on, so that a page that asks for its session finds it.
+        if run.model.path is not None:
+            await keeper.sessions.attach(run.model.path, meta.kernel_id)
+        await learn_kernel_info(kernel.km, timeout=2.0)
+        await self._connect(run, kernel, supervisor)
+        await keeper.leases.renew(kernel)
+        return self._result(run)
+
+    # -- steps ---------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _images(self, run: Run, ending_pid: int | None) -> AsyncIterator[Path]:
+        """The image directory, checked and ready; removed afterwards."""
+        keeper, record = self._keeper, self._record
+        run.phase("reading", 0.02)
+        keeper.ability.native()
+        async with keeper.spool.folder(run.model.id) as spool:
+            image_dir = spool / "images"
+            await in_thread(
+                lambda: keeper.store.materialise(
+                    record.id, image_dir, progress=run.span(0.02, 0.6), cancel=run.cancel_flag
+                )
+            )
+            run.phase("checking", 0.6)
+            await self._check(image_dir, ending_pid)
+            yield image_dir
+
+    async def _check(self, image_dir: Path, ending_pid: int | None) -> None:
+        found = await self._keeper.ability.differences(self._record, ending_pid)
+        blocking = [difference for difference in found if difference.blocking]
+        if blocking:
+            raise CkptError(
+                "not_restorable",
+                "The state cannot be restored here. " + blocking[0].message,
+                hint="The state is kept: restore it on a node like the one it was saved on.",
+                details="\n".join(difference.message for difference in blocking),
+            )
+        self._warnings += [difference.message for difference in found if difference.what == "clock"]
+
+        def prepare() -> None:
+            images.prepare_for_restore(image_dir)
+            for path in images.open_files(image_dir):
+                _make_log(path, self._meta.kernel_id)
+
+        await in_thread(prepare)
+
+    async def _end_process(self, kernel: TrackedKernel) -> None:
+        """Kill what runs and wait until it was reaped: its process numbers are needed."""
+        old = kernel.provisioner.supervisor
+        if old is None:
+            return
+        old.kill()
+        try:
+            await in_thread(old.wait, _KILL_TIMEOUT)
+        except TimeoutError as error:
+            raise CkptError(
+                "restore_failed", "The old process of the kernel did not end.", details=str(error)
+            ) from error
+
+    async def _bring_up(self, run: Run, image_dir: Path) -> Supervisor:
+        """Restore the tree; its main thread waits for :meth:`_connect`."""
+        keeper, meta = self._keeper, self._meta
+        run.phase("restoring", 0.65)
+        entries = msgspec.convert(meta.node_local, list[files.NodeLocalEntry])
+        self._warnings += await in_thread(files.put_back, image_dir, entries)
+        native = keeper.ability.native()
+        try:
+            supervisor = await in_thread(
+                lambda: Supervisor.restore(
+                    native.path,
+                    image_dir,
+                    pids=meta.pids,
+                    cwd=meta.cwd if meta.cwd and os.path.isdir(meta.cwd) else None,
+                    hold=True,
+                    hold_timeout=keeper.hold_timeout,
+                    timeout=keeper.restore_timeout,
+                    log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
+                )
+            )
+            try:
+                await in_thread(supervisor.wait_started, keeper.restore_timeout + 10)
+            except BaseException:
+                supervisor.kill()
+                raise
+        finally:
+            await in_thread(files.clean_up, entries)
+        return supervisor
+
+    async def _start_manager(self, supervisor: Supervisor) -> TrackedKernel:
+        """Have the server make a kernel manager that adopts the process."""
+        keeper, meta = self._keeper, self._meta
+        kernel_id = meta.kernel_id
+        keeper.tracker.offer(
+            kernel_id, WaitingProcess(supervisor, meta.connection, self._activity())
+        )
+        try:
+            await keeper.kernel_manager.start_kernel(
+                kernel_id=kernel_id,
+                kernel_name=meta.kernel_name,
+                **await keeper.sessions.launch_arguments(meta.path),
+            )
+        except CkptError:
+            raise
+        except Exception as error:
+            raise CkptError(
+                "not_restorable",
+                "The server could not take the restored kernel in.",
+                hint=f"Is the kernel '{meta.display_name}' installed here?",
+                details=f"{type(error).__name__}: {error}",
+            ) from error
+        kernel = keeper.tracker.get(kernel_id)
+        if kernel is None or kernel.provisioner.supervisor is not supervisor:
+            raise CkptError(
+                "not_restorable",
+                "The kernel is not run by this server's save-capable launcher.",
+                hint="Its kernelspec names another kernel provisioner.",
+            )
+        return kernel
+
+    async def _connect(self, run: Run, kernel: TrackedKernel, supervisor: Supervisor) -> None:
+        """Wait for the server's sockets, then let the kernel go on."""
+        run.phase("connecting", 0.9)
+        km, meta = kernel.km, self._meta
+        km.execution_state = meta.execution_state
+        if meta.language.lower() == "python":
+            ask_new_history_session(km)
+        expected = self._keeper.subscribers(kernel.kernel_id)
+        there = await wait_for_peers(
+            km.ip, km.iopub_port, expected, timeout=max(1.0, self._keeper.hold_timeout - 1)
+        )
+        if not there:
+            self._warnings.append("Output right after the restore may be missing.")
+        km.execution_state = meta.execution_state
+        supervisor.release()
+
+    def _activity(self) -> Activity:
+        meta = self._meta
+        return Activity(meta.execution_state, meta.execution_count, meta.in_flight_msg_id)
+
+    def _result(self, run: Run) -> OperationResult:
+        message = "\n".join(self._warnings) or None
+        kernel_id = run.model.kernel_id
+        self._keeper.announce.restored(
+            self._record, kernel_id, run.model.path, self._cause, message
+        )
+        return OperationResult(
+            state_id=self._record.id,
+            kernel_id=kernel_id,
+            seconds=time.monotonic() - self._began,
+            size=self._record.size,
+            warnings=self._warnings,
+        )
+
+
+def _make_log(path: str, kernel_id: str) -> None:
+    """The kernel's log is open in every image; a new home folder may not have it yet."""
+    log = Path(path)
+    if log.name != f"{kernel_id}.log" or log.exists():
+        return
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))

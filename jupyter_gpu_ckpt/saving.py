@@ -1,0 +1,187 @@
+"""A save: the kernel's process tree -> image directory -> store."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+
+from .capture import files, images
+from .capture.native import KernelCapture
+from .capture.node import node_info
+from .capture.preflight import check_save
+from .capture.protocol import DumpResult, Probe
+from .connection import saved_connection
+from .errors import CkptError
+from .models import OperationResult
+from .operations import Run, in_thread
+from .store import StateMeta, StateRecord
+from .tracking import TrackedKernel
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+
+class Save:
+    """One save of one kernel. Whatever fails, the kernel runs on and no half state stays.
+
+    Parameters
+    ----------
+    keeper
+        Settings, store and the rest.
+    kernel
+        The kernel, which runs.
+    label
+        The user's words for the state.
+    reason
+        Who wanted it: ``user``, ``idle``, ...
+    """
+
+    def __init__(
+        self, keeper: Keeper, kernel: TrackedKernel, label: str | None, reason: str
+    ) -> None:
+        self._keeper = keeper
+        self._kernel = kernel
+        self._label = label
+        self._reason = reason
+        self._supervisor = kernel.provisioner.supervisor
+
+    async def run(self, run: Run) -> OperationResult:
+        """Do it; called by :class:`~jupyter_gpu_ckpt.operations.Operations`."""
+        began = time.monotonic()
+        run.phase("checking")
+        native = self._keeper.ability.native()
+        probe = await self._keeper.ability.probe()
+        pid = self._pid()
+        process = await in_thread(_describe, pid)
+        async with self._keeper.spool.folder(run.model.id) as spool:
+            image_dir = spool / "images"
+            image_dir.mkdir(mode=0o700)
+            await in_thread(check_save, pid, probe, spool)
+            run.phase("dumping", 0.02)
+            dump, node_local = await self._dump(run, native, pid, image_dir)
+            frozen_at = _frozen_at(image_dir, dump)
+            run.phase("storing", 0.5)
+            record = await self._store(run, image_dir, probe, dump, node_local, process, frozen_at)
+        if self._kernel.provisioner.supervisor is self._supervisor:
+            self._kernel.policy.saved(record.id)
+        await self._keeper.leases.renew(self._kernel)
+        return OperationResult(
+            state_id=record.id,
+            kernel_id=self._kernel.kernel_id,
+            seconds=time.monotonic() - began,
+            size=record.size,
+            frozen_seconds=dump.frozen_seconds,
+            warnings=record.meta.warnings,
+        )
+
+    def _pid(self) -> int:
+        if self._supervisor is None or self._supervisor.poll() is not None:
+            raise CkptError("not_savable", "The kernel has ended.")
+        pid = self._supervisor.pid
+        if pid is None:
+            raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
+        return pid
+
+    async def _dump(
+        self, run: Run, native: KernelCapture, pid: int, image_dir: Path
+    ) -> tuple[DumpResult, list[files.NodeLocalEntry]]:
+        keeper = self._keeper
+        found: list[files.NodeLocalEntry] = []
+        dirs = keeper.node_local_dirs
+
+        def collect() -> None:
+            found.extend(files.collect(pid, image_dir, dirs, limit=keeper.node_local_limit))
+
+        dump = await native.dump(
+            pid,
+            image_dir,
+            timeout=keeper.save_timeout,
+            ghost_limit=keeper.ghost_limit,
+            window_dirs=dirs,
+            on_window=collect,
+            progress=lambda part: run.progress(0.02 + 0.48 * part),
+            cancel=run.cancel_event,
+        )
+        return dump, found
+
+    async def _store(
+        self,
+        run: Run,
+        image_dir: Path,
+        probe: Probe,
+        dump: DumpResult,
+        node_local: list[files.NodeLocalEntry],
+        process: dict[str, Any],
+        frozen_at: float,
+    ) -> StateRecord:
+        kernel, km = self._kernel, self._kernel.km
+        writer = await in_thread(self._keeper.store.begin, kernel.kernel_id)
+        try:
+            await in_thread(
+                lambda: writer.add_tree(
+                    image_dir, progress=run.span(0.5, 0.97), cancel=run.cancel_flag
+                )
+            )
+            mapped, pids, node = await in_thread(
+                lambda: (
+                    images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
+                    images.all_pids(image_dir),
+                    node_info(probe),
+                )
+            )
+            run.point_of_no_return()
+            # By now what the kernel published before it was frozen has arrived.
+            assert kernel.watch is not None
+            activity = kernel.watch.at(frozen_at)
+            spec = km.kernel_spec
+            meta = StateMeta(
+                kernel_id=kernel.kernel_id,
+                kernel_name=km.kernel_name,
+                display_name=spec.display_name if spec else km.kernel_name,
+                language=spec.language if spec else "",
+                path=(await self._keeper.sessions.paths()).get(kernel.kernel_id),
+                reason=self._reason,
+                label=self._label,
+                node=msgspec.to_builtins(node),
+                connection=saved_connection(km),
+                execution_count=activity.execution_count,
+                execution_state=activity.execution_state,
+                in_flight_msg_id=activity.in_flight_msg_id,
+                frozen_seconds=dump.frozen_seconds,
+                mapped_files=msgspec.to_builtins(mapped),
+                node_local=msgspec.to_builtins(node_local),
+                pids=pids,
+                cwd=process["cwd"],
+                argv=process["argv"],
+                warnings=[],
+            )
+            return await in_thread(writer.commit, meta)
+        except BaseException:
+            await in_thread(writer.abort)
+            raise
+
+
+def _describe(pid: int) -> dict[str, Any]:
+    try:
+        process = psutil.Process(pid)
+        return {"cwd": process.cwd(), "argv": process.cmdline()}
+    except psutil.Error:
+        return {"cwd": None, "argv": []}
+
+
+def _frozen_at(image_dir: Path, dump: DumpResult) -> float:
+    """A moment (Unix seconds) at which the tree stood still.
+
+    CRIU writes the process tree's image then. Where the file system's clock is another
+    machine's, the middle of the freeze is reckoned back from now.
+    """
+    now = time.time()
+    written = os.stat(image_dir / "pstree.img").st_mtime
+    if now - dump.dump_seconds - 1 <= written <= now:
+        return written
+    return now - dump.frozen_seconds / 2

@@ -1,0 +1,78 @@
+"""Which notebook belongs to which kernel: reading and setting the server's sessions."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from jupyter_core.utils import ensure_async
+from tornado import web
+
+
+class Sessions:
+    """The server's session manager, as the keeper needs it.
+
+    Parameters
+    ----------
+    kernel_manager, session_manager
+        The server's own.
+    is_pristine
+        Whether a kernel has run nothing yet, so that nobody misses it.
+    log
+        For sessions that cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        kernel_manager: Any,
+        session_manager: Any,
+        is_pristine: Callable[[str], Awaitable[bool]],
+        log: logging.Logger | Any,
+    ) -> None:
+        self._kernels = kernel_manager
+        self._sessions = session_manager
+        self._is_pristine = is_pristine
+        self._log = log
+
+    async def paths(self) -> dict[str, str]:
+        """The notebook path of each kernel that has a session, below the server's root."""
+        try:
+            sessions = await ensure_async(self._sessions.list_sessions())
+        except web.HTTPError as error:
+            self._log.warning("The sessions cannot be read: %s", error)
+            return {}
+        return {session["kernel"]["id"]: session["path"] for session in sessions}
+
+    async def launch_arguments(self, path: str | None) -> dict[str, Any]:
+        """What a session for this path gives a kernel at its start: folder and environment."""
+        if path is None:
+            return {}
+        kernel_path = await ensure_async(self._sessions.contents_manager.get_kernel_path(path=path))
+        arguments = {"path": kernel_path}
+        if hasattr(self._sessions, "get_kernel_env"):
+            arguments["env"] = self._sessions.get_kernel_env(path, posixpath.basename(path))
+        return arguments
+
+    async def attach(self, path: str, kernel_id: str) -> None:
+        """Make the session of this path use this kernel, so that a page that asks finds it.
+
+        A fresh kernel that a page started for the path meanwhile, and that ran nothing, is
+        shut down; one that ran something stays, without a session.
+        """
+        for session in await ensure_async(self._sessions.list_sessions()):
+            if session["path"] != path:
+                continue
+            other = session["kernel"]["id"]
+            if other != kernel_id:
+                await self._sessions.update_session(session["id"], kernel_id=kernel_id)
+                if await self._is_pristine(other):
+                    await ensure_async(self._kernels.shutdown_kernel(other, now=True))
+            return
+        await self._sessions.create_session(
+            path=path,
+            name=posixpath.basename(path),
+            type="notebook" if path.endswith(".ipynb") else "console",
+            kernel_id=kernel_id,
+        )

@@ -1,0 +1,121 @@
+"""What an administrator can set about saving and restoring: the traits of the keeper."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from jupyter_core.paths import jupyter_data_dir
+from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets.config import LoggingConfigurable
+
+
+class KeeperSettings(LoggingConfigurable):
+    """Base of :class:`~jupyter_gpu_ckpt.keeper.Keeper`; the configuration section is ``Keeper``."""
+
+    store_root = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Folder for saved states; it may be on a shared file system. None: gpu-ckpt/store "
+        "below Jupyter's data folder.",
+    )
+    owner = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Name of this user's part of the store. None: the JupyterHub user, else the user "
+        "the server runs as.",
+    )
+    spool_dir = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Folder for memory images while they are saved or restored; best on a fast local "
+        "disk with room for the largest kernel. None: gpu-ckpt/spool below Jupyter's data folder.",
+    )
+    node_local_dirs = List(
+        Unicode(),
+        ["/tmp", "/var/tmp", "/dev/shm", "/run"],
+        config=True,
+        help="Folders that another node does not share. What a kernel has open or mapped below "
+        "them is saved with it.",
+    )
+    node_local_limit = Integer(
+        4 << 30,
+        config=True,
+        help="Most bytes of node-local files in one state; default 4 GiB.",
+    )
+    ghost_limit = Integer(
+        1 << 30,
+        config=True,
+        help="Largest deleted but still open file that is saved with a kernel, in bytes; "
+        "default 1 GiB.",
+    )
+    save_timeout = Float(
+        600.0,
+        config=True,
+        help="Seconds that writing a kernel's memory may take, during which it stands still; "
+        "default 600. After that the save is undone and the kernel runs on.",
+    )
+    restore_timeout = Float(
+        600.0,
+        config=True,
+        help="Seconds that rebuilding a kernel's processes may take; default 600.",
+    )
+    hold_timeout = Float(
+        10.0,
+        config=True,
+        help="Most seconds that a restored kernel waits for the server's connections before it "
+        "goes on; default 10. Output before that may be lost.",
+    )
+    restore_on_death = Bool(
+        True,
+        config=True,
+        help="Whether a kernel that dies unexpectedly is restored at once from its newest state. "
+        "If False, an empty one is started, as Jupyter does, and the states stay.",
+    )
+    death_window = Float(
+        30.0,
+        config=True,
+        help="Seconds within which the death of a restored kernel is put down to its state; "
+        "default 30.",
+    )
+    death_limit = Integer(
+        2,
+        config=True,
+        help="How many such deaths in a row are answered with another restore; default 2.",
+    )
+    lease_interval = Float(
+        10.0, config=True, help="Seconds between renewals of a kernel's lease; default 10."
+    )
+    lease_ttl = Float(
+        30.0,
+        config=True,
+        help="Seconds after which a kernel whose lease was not renewed counts as lost on another "
+        "node; default 30.",
+    )
+
+    def store_folder(self) -> Path:
+        """Where states lie."""
+        return Path(self.store_root).expanduser() if self.store_root else _data() / "store"
+
+    def spool_folder(self) -> Path:
+        """Where image directories lie while an operation runs."""
+        return Path(self.spool_dir).expanduser() if self.spool_dir else _data() / "spool"
+
+    def owner_name(self) -> str:
+        """Whose part of the store this is."""
+        return self.owner or os.environ.get("JUPYTERHUB_USER") or _user()
+
+
+def _data() -> Path:
+    return Path(jupyter_data_dir()) / "gpu-ckpt"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return str(os.getuid())

@@ -1,0 +1,75 @@
+"""Working folders for image directories while an operation runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from .capture.node import node_id
+from .errors import CkptError
+from .operations import in_thread
+from .recovery import process_lives
+
+#: Folders that another node's server left are removed after this many seconds.
+_FOREIGN_AGE: Final = 24 * 3600.0
+
+
+class Spool:
+    """The part of the spool that belongs to this server: ``<spool>/<node>-<pid>-<start>/``.
+
+    Several servers of one user may share the spool folder, also from several nodes.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        start = int(psutil.Process().create_time())
+        self._own = root / f"{node_id()}-{os.getpid()}-{start}"
+
+    @contextlib.asynccontextmanager
+    async def folder(self, name: str) -> AsyncIterator[Path]:
+        """An empty folder, mode 0700, that is removed on leaving, whatever happened.
+
+        Raises CkptError ``no_space`` or ``store_unavailable``.
+        """
+        path = self._own / name
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._own.mkdir(mode=0o700, exist_ok=True)
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise CkptError(
+                "store_unavailable",
+                "The working folder for saved states cannot be written.",
+                hint="Check Keeper.spool_dir, its permissions and its free space.",
+                details=f"{path}: {error.strerror}",
+            ) from error
+        try:
+            yield path
+        finally:
+            await in_thread(lambda: shutil.rmtree(path, ignore_errors=True))
+
+    def clean(self) -> None:
+        """Remove what servers that are gone left behind; called once at start, in a thread."""
+        if not self.root.is_dir():
+            return
+        for path in self.root.iterdir():
+            if path != self._own and self._is_left_over(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _is_left_over(self, path: Path) -> bool:
+        node, _, rest = path.name.partition("-")
+        pid, _, start = rest.partition("-")
+        if not (pid.isdigit() and start.isdigit()):
+            return False
+        if node == node_id():
+            return not process_lives(int(pid), float(start) + 0.5)
+        with contextlib.suppress(OSError):
+            return time.time() - path.stat().st_mtime > _FOREIGN_AGE
+        return False

@@ -1,0 +1,158 @@
+"""The kernels of one server as their provisioners report them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .capture.supervisor import Supervisor
+from .deaths import DeathPolicy
+from .provisioner import GpuCkptProvisioner
+from .watch import Activity, KernelWatch
+
+
+class WaitingProcess:
+    """A restored process whose kernel manager is about to be made."""
+
+    def __init__(
+        self, supervisor: Supervisor, connection: dict[str, Any], activity: Activity
+    ) -> None:
+        self.supervisor = supervisor
+        self.connection = connection
+        self.activity = activity
+
+
+class TrackedKernel:
+    """One kernel that runs below a supervisor."""
+
+    def __init__(self, provisioner: GpuCkptProvisioner, policy: DeathPolicy) -> None:
+        self.provisioner = provisioner
+        self.policy = policy
+        self.watch: KernelWatch | None = None
+
+    @property
+    def km(self) -> Any:
+        """The kernel's manager."""
+        return self.provisioner.parent
+
+    @property
+    def kernel_id(self) -> str:
+        """The kernel's id."""
+        kernel_id: str = self.provisioner.kernel_id
+        return kernel_id
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the kernel, ``None`` when it has ended."""
+        supervisor = self.provisioner.supervisor
+        return None if supervisor is None or supervisor.poll() is not None else supervisor.pid
+
+    def listen(self, activity: Activity | None = None) -> KernelWatch:
+        """Follow what the kernel does; ``activity`` is what it does now (default: nothing)."""
+        if self.watch is not None and self.watch.ports == list(self.km.ports):
+            self.watch.reset(activity)
+        else:
+            self.deafen()
+            self.watch = KernelWatch(self.km, activity)
+        return self.watch
+
+    def deafen(self) -> None:
+        """Close the socket."""
+        if self.watch is not None:
+            self.watch.close()
+            self.watch = None
+
+
+class Tracker:
+    """Implements :class:`~jupyter_gpu_ckpt.provisioner.KernelObserver` for the keeper.
+
+    Parameters
+    ----------
+    make_policy
+        Makes the death policy of a new kernel.
+    on_started
+        Called with a kernel that runs anew, after it is tracked.
+    on_died
+        Called with a kernel that died though nobody asked; true when it is brought back.
+    on_stopping
+        Called with the id of a kernel that somebody asked to end.
+    on_ended
+        Called with the id of a kernel that was shut down in order.
+    """
+
+    def __init__(
+        self,
+        make_policy: Callable[[], DeathPolicy],
+        on_started: Callable[[TrackedKernel], None],
+        on_died: Callable[[TrackedKernel], bool],
+        on_stopping: Callable[[str], None],
+        on_ended: Callable[[str], None],
+    ) -> None:
+        self._make_policy = make_policy
+        self._on_started = on_started
+        self._on_died = on_died
+        self._on_stopping = on_stopping
+        self._on_ended = on_ended
+        self._kernels: dict[str, TrackedKernel] = {}
+        self._waiting: dict[str, WaitingProcess] = {}
+
+    def get(self, kernel_id: str) -> TrackedKernel | None:
+        """The kernel of this id, if it runs below a supervisor."""
+        return self._kernels.get(kernel_id)
+
+    def __iter__(self) -> Iterator[TrackedKernel]:
+        return iter(list(self._kernels.values()))
+
+    def offer(self, kernel_id: str, process: WaitingProcess) -> None:
+        """Let the next launch of this kernel adopt a restored process."""
+        self._waiting[kernel_id] = process
+
+    def withdraw(self, kernel_id: str) -> None:
+        """Take back an offer that nobody took."""
+        self._waiting.pop(kernel_id, None)
+
+    def close(self) -> None:
+        """Stop listening to all kernels."""
+        for kernel in self:
+            kernel.deafen()
+
+    # -- KernelObserver ------------------------------------------------------------------
+
+    def take_restored(self, kernel_id: str) -> WaitingProcess | None:
+        """The restored process to adopt instead of launching."""
+        return self._waiting.pop(kernel_id, None)
+
+    def kernel_started(
+        self, provisioner: GpuCkptProvisioner, restored: WaitingProcess | None
+    ) -> None:
+        """A process runs, a fresh one or one adopted at launch."""
+        kernel = self._kernels.get(provisioner.kernel_id)
+        if kernel is None or kernel.provisioner is not provisioner:
+            if kernel is not None:
+                kernel.deafen()
+            kernel = TrackedKernel(provisioner, self._make_policy())
+            self._kernels[kernel.kernel_id] = kernel
+        if restored is None:
+            kernel.policy.started_fresh()
+        kernel.listen(restored.activity if restored is not None else None)
+        self._on_started(kernel)
+
+    def kernel_died(self, provisioner: GpuCkptProvisioner, code: int) -> bool:
+        """The process ended though nobody asked."""
+        kernel = self._kernels.get(provisioner.kernel_id)
+        if kernel is None or kernel.provisioner is not provisioner:
+            return False
+        return self._on_died(kernel)
+
+    def kernel_stopping(self, provisioner: GpuCkptProvisioner) -> None:
+        """Somebody asked for the kernel's end."""
+        self._on_stopping(provisioner.kernel_id)
+
+    def kernel_ended(self, provisioner: GpuCkptProvisioner, restart: bool) -> None:
+        """The kernel was shut down in order; ``restart``: a fresh one follows."""
+        kernel = self._kernels.get(provisioner.kernel_id)
+        if restart or kernel is None or kernel.provisioner is not provisioner:
+            return
+        del self._kernels[kernel.kernel_id]
+        kernel.deafen()
+        self._on_ended(kernel.kernel_id)
