@@ -11,6 +11,7 @@
 
 #include "io.h"
 #include "procfs.h"
+#include "repair.h"
 
 static const double criu_grace = 30.0; /* seconds for CRIU to undo what it did */
 
@@ -43,8 +44,10 @@ __attribute__((noreturn)) static void stand_guard(int in, const struct tree_task
     struct tree tree = {0};
     struct proc_stat stat;
     if (proc_stat(root->pid, &stat) && stat.starttime == root->starttime &&
-        tree_collect(&tree, root->pid, true))
+        tree_collect(&tree, root->pid, true)) {
+        repair_end(&tree);
         tree_thaw(&tree, before);
+    }
     _exit(0);
 }
 

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "repair.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "caps.h"
+#include "io.h"
+#include "procfs.h"
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+enum { NOTES_MAX = 1 << 16 };
+
+struct note {
+    ino_t inode;
+    int reuse;
+};
+
+static struct note *notes;
+static size_t note_count;
+
+static int option(int fd, int level, int name)
+{
+    int value = -1;
+    socklen_t size = sizeof(value);
+    return getsockopt(fd, level, name, &value, &size) == 0 ? value : -1;
+}
+
+static ino_t inode(int fd)
+{
+    struct stat info;
+    return fstat(fd, &info) == 0 ? info.st_ino : 0;
+}
+
+static void note(int fd)
+{
+    struct note *more;
+    int reuse = option(fd, SOL_SOCKET, SO_REUSEADDR);
+    if (reuse <= 0 || note_count >= NOTES_MAX)
+        return; /* off is what is left behind anyway */
+    more = reallocarray(notes, note_count + 1, sizeof(*notes));
+    if (more == NULL)
+        return;
+    notes = more;
+    notes[note_count++] = (struct note){.inode = inode(fd), .reuse = 1};
+}
+
+static void end(int fd)
+{
+    int off = 0;
+    if (option(fd, IPPROTO_TCP, TCP_REPAIR) != 1 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_REPAIR, &off, sizeof(off)) != 0)
+        return;
+    ino_t number = inode(fd);
+    for (size_t i = 0; i < note_count; i++)
+        if (notes[i].inode == number)
+            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &notes[i].reuse, sizeof(notes[i].reuse));
+}
+
+static bool is_socket(int dir, const char *name)
+{
+    static const char prefix[] = "socket:[";
+    char target[32];
+    ssize_t n = readlinkat(dir, name, target, sizeof(target));
+    return n > (ssize_t)sizeof(prefix) && memcmp(target, prefix, sizeof(prefix) - 1) == 0;
+}
+
+static void each_socket(const struct tree_task *task, void (*act)(int fd))
+{
+    char path[32];
+    int pidfd = sys_pidfd_open(task->pid);
+    snprintf(path, sizeof(path), "%d/fd", task->pid);
+    int dir = openat(proc_fd(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = dir < 0 ? NULL : fdopendir(dir);
+    struct proc_stat stat;
+    /* The number is the task's own if it is so after the pidfd is held. */
+    bool same = proc_stat(task->pid, &stat) && stat.starttime == task->starttime;
+    for (const struct dirent *entry;
+         pidfd >= 0 && stream != NULL && same && (entry = readdir(stream)) != NULL;) {
+        if (entry->d_name[0] == '.' || !is_socket(dirfd(stream), entry->d_name))
+            continue;
+        int number = (int)strtol(entry->d_name, NULL, 10);
+        int fd = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
+        if (fd < 0)
+            continue;
+        if (option(fd, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP)
+            act(fd);
+        close(fd);
+    }
+    if (stream != NULL)
+        closedir(stream);
+    else if (dir >= 0)
+        close(dir);
+    io_close(&pidfd);
+}
+
+static void each_task(const struct tree *tree, void (*act)(int fd))
+{
+    caps_raise(CAP_SYS_PTRACE);
+    caps_raise(CAP_NET_ADMIN);
+    for (size_t i = 0; i < tree->count; i++)
+        each_socket(&tree->tasks[i], act);
+    caps_lower();
+}
+
+void repair_note(const struct tree *tree)
+{
+    each_task(tree, note);
+}
+
+void repair_end(const struct tree *tree)
+{
+    each_task(tree, end);
+}
