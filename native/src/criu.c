@@ -303,7 +303,8 @@ void criu_error_event(const struct kc_result *result, int images, const char *lo
         char *end = strchrnul(line, '\n');
         bool more = *end == '\n';
         *end = '\0';
-        if (strstr(line, "Error") != NULL) {
+        /* CRIU goes on happily after the second, which many containers bring about. */
+        if (strstr(line, "Error") != NULL && strstr(line, "Can't setup RLIMIT_NOFILE") == NULL) {
             if (count == ERROR_LINES)
                 memmove(lines, lines + 1, (ERROR_LINES - 1) * sizeof(lines[0]));
             else

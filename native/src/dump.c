@@ -23,6 +23,7 @@
 #include "json.h"
 #include "pidns.h"
 #include "procfs.h"
+#include "repair.h"
 #include "tree.h"
 #include "window.h"
 
@@ -38,6 +39,8 @@ struct dump {
     struct guard guard;
     struct tree before;     /* the tree when all was well */
     struct tree frozen;     /* the tree after CRIU */
+    pid_t pid;              /* in the namespace that CRIU runs in */
+    int pidfd;
     int images;
     int signals;
     struct io_lines lines;
@@ -48,8 +51,9 @@ struct dump {
     double kill_at;
 };
 
-/* All four user ids of every process must be the caller's, unless root asks. */
-static bool check_owner(struct dump *dump)
+/* All four user ids of every process must be the caller's, unless root asks. And what can be said
+ * beforehand in better words than CRIU's is said here. */
+static bool check_tasks(struct dump *dump)
 {
     for (size_t i = 0; i < dump->before.count; i++) {
         struct proc_status status;
@@ -63,6 +67,10 @@ static bool check_owner(struct dump *dump)
             if (status.uid[k] != getuid() && getuid() != 0)
                 return kc_fail(&dump->result, KC_NOT_YOURS,
                                "Process %d belongs to another user.", pid);
+        if (status.tracer != 0)
+            return kc_fail(&dump->result, KC_CRIU_FAILED,
+                           "Process %d is being traced (by process %d), by a debugger perhaps.",
+                           pid, status.tracer);
         if (pid == getpid())
             return kc_fail(&dump->result, KC_USAGE,
                            "A process cannot capture a tree that it is part of.");
@@ -72,21 +80,11 @@ static bool check_owner(struct dump *dump)
 
 static bool examine(struct dump *dump)
 {
-    pid_t pid = dump->args->pid;
-    int pidfd = sys_pidfd_open(pid);
-    if (pidfd < 0 && errno != EINVAL)
-        return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
-    if (pidfd < 0)
-        return kc_fail(&dump->result, KC_NO_PROCESS, "%d is a thread, not a process.", pid);
-    bool good = tree_collect(&dump->before, pid, true);
-    if (!good)
-        kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
-    else if (dump->before.tasks[0].state == 'Z')
-        good = kc_fail(&dump->result, KC_NO_PROCESS, "Process %d has ended.", pid);
-    else
-        good = check_owner(dump);
-    io_close(&pidfd);
-    return good;
+    if (!tree_collect(&dump->before, dump->pid, true))
+        return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", dump->pid);
+    if (dump->before.tasks[0].state == 'Z')
+        return kc_fail(&dump->result, KC_NO_PROCESS, "Process %d has ended.", dump->pid);
+    return check_tasks(dump);
 }
 
 static uint64_t image_bytes(const struct dump *dump, bool pages_only)
@@ -115,7 +113,7 @@ static bool start_criu(struct dump *dump)
     static char pid[16];
     static char ghost_limit[32];
     struct criu_args args = {.count = 0};
-    snprintf(pid, sizeof(pid), "%d", dump->args->pid);
+    snprintf(pid, sizeof(pid), "%d", dump->pid);
     snprintf(ghost_limit, sizeof(ghost_limit), "%llu",
              (unsigned long long)dump->args->ghost_limit);
     criu_common_args(&args, "dump", log_name);
@@ -126,7 +124,7 @@ static bool start_criu(struct dump *dump)
     if (!criu_spawn(&dump->criu, &args, dump->images, &dump->process, &dump->result))
         return false;
     /* Only under guard does CRIU begin. */
-    bool guarded = guard_start(&dump->guard, dump->args->pid, dump->process.pid,
+    bool guarded = guard_start(&dump->guard, dump->pid, dump->process.pid,
                                dump->process.pidfd, &dump->before, &dump->result);
     dump->started = io_now();
     dump->deadline = dump->started + dump->args->timeout;
@@ -194,7 +192,7 @@ static int wait_for_criu(struct dump *dump)
             return status;
         double now = io_now();
         struct proc_stat stat;
-        if (dump->frozen_at <= 0.0 && proc_stat(dump->args->pid, &stat) &&
+        if (dump->frozen_at <= 0.0 && proc_stat(dump->pid, &stat) &&
             (stat.state == 't' || stat.state == 'T'))
             dump->frozen_at = now;
         if (dump->undo == KC_OK && now >= dump->deadline)
@@ -230,6 +228,7 @@ static void open_window(struct dump *dump)
 
 static void settle(struct dump *dump, bool whole)
 {
+    repair_end(dump->frozen.count > 0 ? &dump->frozen : &dump->before);
     if (whole && dump->args->leave == LEAVE_KILLED) {
         for (size_t i = 0; i < dump->frozen.count; i++)
             tree_signal_task(&dump->frozen.tasks[i], SIGKILL);
@@ -264,6 +263,7 @@ static bool capture(struct dump *dump)
     json_int(&json, "tasks", (int64_t)dump->before.count);
     json_int(&json, "rss_bytes", (int64_t)dump->memory);
     json_send(&json, 1000);
+    repair_note(&dump->before);
     if (!start_criu(dump))
         return false;
     int status = wait_for_criu(dump);
@@ -271,7 +271,7 @@ static bool capture(struct dump *dump)
     dump->process.pid = -1;
     if (dump->frozen_at <= 0.0)
         dump->frozen_at = dump->started;
-    tree_collect(&dump->frozen, dump->args->pid, true);
+    tree_collect(&dump->frozen, dump->pid, true);
     bool whole = criu_done && dump->undo == KC_OK;
     if (whole && window_needed(&dump->frozen, dump->args->window_dirs, dump->args->window_dir_count)) {
         open_window(dump);
@@ -281,6 +281,21 @@ static bool capture(struct dump *dump)
     criu_close(&dump->process);
     judge(dump, criu_done, words);
     return dump->result.reason == KC_OK;
+}
+
+/* Names the process for good, and goes where it lives. */
+static bool reach(struct dump *dump, int *exit_code)
+{
+    *exit_code = -1;
+    dump->pidfd = sys_pidfd_open(dump->pid);
+    if (dump->pidfd < 0 && errno == EINVAL)
+        return kc_fail(&dump->result, KC_NO_PROCESS, "%d is a thread, not a process.", dump->pid);
+    if (dump->pidfd < 0)
+        return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", dump->pid);
+    ino_t theirs = proc_namespace(dump->pid, "pid");
+    if (theirs == 0 || theirs == proc_namespace(0, "pid"))
+        return true; /* what cannot be looked at is refused by the check of the owner */
+    return examine(dump) && pidns_join(dump->pidfd, &dump->pid, exit_code, &dump->result);
 }
 
 static bool prepare(struct dump *dump)
@@ -295,18 +310,25 @@ static bool prepare(struct dump *dump)
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
         (dump->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
         return kc_fail_errno(&dump->result, KC_INTERNAL, errno, "signalfd");
-    dump->images = criu_open_images(dump->args->images_dir, &dump->result);
-    return dump->images >= 0 && examine(dump) && criu_find(&dump->criu, &dump->result);
+    return examine(dump) && criu_find(&dump->criu, &dump->result);
 }
 
 int dump_command(const struct args *args)
 {
     static struct json json;
+    int exit_code = -1;
     struct dump dump = {.args = args,
+                        .pid = args->pid,
+                        .pidfd = -1,
                         .images = -1,
+                        .signals = -1,
                         .process = {.pid = -1, .pidfd = -1, .go = -1},
                         .guard = {.pid = -1, .pipe = -1}};
-    if (!prepare(&dump) || !capture(&dump)) {
+    dump.images = criu_open_images(args->images_dir, &dump.result);
+    bool reached = dump.images >= 0 && reach(&dump, &exit_code);
+    if (exit_code >= 0)
+        return exit_code;
+    if (!reached || !prepare(&dump) || !capture(&dump)) {
         criu_error_event(&dump.result, dump.images, log_name);
         return dump.result.reason == KC_USAGE ? 2 : 1;
     }

@@ -145,6 +145,8 @@ bool proc_parse_status(const char *text, struct proc_status *out)
                 parse_number(value, 16, &out->cap_amb);
             } else if (IS("Seccomp") && parse_number(value, 10, &number)) {
                 out->seccomp = (int)(number & 0xff);
+            } else if (IS("TracerPid") && parse_number(value, 10, &number)) {
+                out->tracer = (pid_t)(number & INT_MAX);
             } else if (IS("NoNewPrivs") && parse_number(value, 10, &number)) {
                 out->no_new_privs = number != 0;
             }

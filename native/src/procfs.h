@@ -23,6 +23,7 @@ struct proc_status {
     unsigned nspid_count;
     uint64_t rss_anon, rss_shmem; /* bytes */
     uint64_t cap_inh, cap_prm, cap_eff, cap_bnd, cap_amb;
+    pid_t tracer; /* 0: none */
     int seccomp;
     bool no_new_privs;
 };

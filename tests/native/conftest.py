@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.driver import Capture, Kernel
+
+COUNTER = """
+import time
+i = 0
+while True:
+    i += 1
+    print("tick", i, flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
+    """Start programs under the supervisor; all are ended after the test."""
+    kernels: list[Kernel] = []
+
+    def start(source: str = COUNTER, name: str = "kernel", **kwargs: Any) -> Kernel:
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        kernels.append(Kernel(folder, source, **kwargs))
+        return kernels[-1]
+
+    yield start
+    for one in kernels:
+        one.close()
+
+
+@pytest.fixture
+def capture() -> Iterator[Callable[..., Capture]]:
+    """Start `kernel-capture` with any arguments; ended after the test."""
+    started: list[Capture] = []
+
+    def start(*args: Any, **kwargs: Any) -> Capture:
+        started.append(Capture(*args, **kwargs))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
