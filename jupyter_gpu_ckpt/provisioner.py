@@ -15,11 +15,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Final
 
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+from jupyter_client.provisioning import LocalProvisioner
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Float, List, Unicode
 
@@ -27,61 +26,10 @@ from .capture.native import find_kernel_capture
 from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
+from .observer import KernelObserver, Restored, observer_of
 
 #: What a launch may ask of the supervisor; anything else (a pipe for stdout, say) is Popen's.
 _SUPPORTED_ARGUMENTS: Final = frozenset({"env", "cwd", "independent"})
-
-
-class Restored(Protocol):
-    """A restored process that waits for its kernel manager to be made."""
-
-    supervisor: Supervisor
-    connection: dict[str, Any]
-
-
-class KernelObserver(Protocol):
-    """What provisioners tell the keeper, and ask it. Called on the event loop."""
-
-    def kernel_started(self, provisioner: GpuCkptProvisioner, restored: Any) -> None:
-        """A process runs: a fresh one (``None``), or the restored one adopted at launch."""
-
-    def kernel_died(self, provisioner: GpuCkptProvisioner, code: int) -> bool:
-        """The process ended though nobody asked; true when the keeper brings it back."""
-
-    def kernel_stopping(self, provisioner: GpuCkptProvisioner) -> None:
-        """Somebody asked for the end of the kernel; a restore under way is pointless."""
-
-    def kernel_ended(self, provisioner: GpuCkptProvisioner, restart: bool) -> None:
-        """The kernel was shut down in order; ``restart`` when a fresh one follows at once."""
-
-    def take_restored(self, kernel_id: str) -> Restored | None:
-        """The restored process to adopt instead of launching, if one waits for this id."""
-
-
-_observers: WeakKeyDictionary[Any, KernelObserver] = WeakKeyDictionary()
-
-
-def observe(kernel_manager: Any, observer: KernelObserver) -> None:
-    """Let ``observer`` hear of the kernels of this multi-kernel manager; the keeper calls it."""
-    _observers[kernel_manager] = observer
-
-
-#: Name of the entry point.
-PROVISIONER: Final = "gpu-ckpt-provisioner"
-
-
-def make_default(kernel_manager: Any) -> None:
-    """Launch kernels with this provisioner where nobody chose one.
-
-    Called by the keeper when the server loads the extension. A choice is a kernelspec's own,
-    ``c.KernelProvisionerFactory.default_provisioner_name``, or the environment variable
-    JUPYTER_DEFAULT_PROVISIONER_NAME. (A server reads only the list of extensions from the
-    configuration that a package ships, so this cannot be said there.)
-    """
-    factory = KernelProvisionerFactory.instance(parent=kernel_manager)
-    chosen = "default_provisioner_name" in kernel_manager.config.KernelProvisionerFactory
-    if not chosen and factory.default_provisioner_name_env not in os.environ:
-        factory.default_provisioner_name = PROVISIONER
 
 
 class RestoreToken:
@@ -162,11 +110,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     @property
     def observer(self) -> KernelObserver | None:
         """The keeper of the server this kernel belongs to, if there is one."""
-        manager = getattr(self.parent, "parent", None)
-        try:
-            return _observers.get(manager)
-        except TypeError:  # no parent, or one that cannot be referred to weakly
-            return None
+        return observer_of(getattr(self.parent, "parent", None))
 
     # -- launch --------------------------------------------------------------------------
 
@@ -294,10 +238,6 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self._restoring is token:
             self._restoring = None
 
-    def is_restoring(self, token: RestoreToken) -> bool:
-        """Whether this attempt is still wanted."""
-        return self._restoring is token
-
     def adopt(self, token: RestoreToken, supervisor: Supervisor) -> bool:
         """Make a restored process this kernel's. Called by the keeper.
 
@@ -344,14 +284,14 @@ class GpuCkptProvisioner(LocalProvisioner):
     @property
     def has_process(self) -> bool:
         """Whether there is a process, or one is being restored."""
-        return self._restoring is not None or super().has_process
+        return self.is_coming_back() or super().has_process
 
     async def poll(self) -> int | None:
         """``None`` while the kernel runs or is being restored, else its exit code.
 
         Called by ``KernelManager.is_alive()``, so by the restarter every few seconds.
         """
-        if self.is_coming_back:
+        if self.is_coming_back():
             return None
         if self.supervisor is None:
             return await super().poll()
@@ -359,9 +299,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         if code is None:
             return None
         self._exited(self.supervisor, code)  # may begin a restore
-        return None if self.is_coming_back else code
+        return None if self.is_coming_back() else code
 
-    @property
     def is_coming_back(self) -> bool:
         """Whether a restore is under way."""
         return self._restoring is not None

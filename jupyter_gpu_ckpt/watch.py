@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from jupyter_client.jsonutil import parse_date
 from jupyter_client.session import Session
 
 #: Headers of other messages are not even parsed: output may come fast.
@@ -81,7 +79,7 @@ class KernelWatch:
             if not any(word in header for word in _OF_INTEREST):
                 return
             self._note(self._session.deserialize(message))
-        except (ValueError, KeyError, IndexError, TypeError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             # Not a message signed with this kernel's key: none of ours.
             return
 
@@ -98,16 +96,9 @@ class KernelWatch:
                 state, in_flight = "busy", parent["msg_id"]
             elif parent["msg_id"] == in_flight:
                 state, in_flight = "idle", None
-        after = Activity(state, count, in_flight)
-        if after != self.now:
+        change = _Change(msg["header"]["date"].timestamp(), Activity(state, count, in_flight))
+        if change.after != self.now:
             if len(self._changes) == self._changes.maxlen:
                 self._first = self._changes[0].after
-            self.now = after
-            self._changes.append(_Change(_seconds(msg["header"]["date"]), after))
-
-
-def _seconds(date: Any) -> float:
-    moment = parse_date(date)
-    if not isinstance(moment, datetime):
-        raise ValueError("a message without a date")
-    return moment.timestamp()
+            self.now = change.after
+            self._changes.append(change)
