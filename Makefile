@@ -23,7 +23,7 @@ test: ## lint and run all the tests
 	@.ci/test
 
 lint: ## check style and types
-	@.ci/setup test
+	@.ci/setup lint
 	@.ci/test lint
 
 bench: ## measure against plain CRIU and print the ratios
