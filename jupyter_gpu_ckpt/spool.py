@@ -12,6 +12,7 @@ from typing import Final
 
 import psutil
 
+from .capture.files import discard_links
 from .capture.node import node_id
 from .errors import CkptError
 from .operations import in_thread
@@ -61,6 +62,9 @@ class Spool:
             return
         for path in self.root.iterdir():
             if path != self._own and self._is_left_over(path):
+                if path.name.startswith(f"{node_id()}-"):
+                    for images_dir in path.glob("*/images"):
+                        discard_links(images_dir)
                 shutil.rmtree(path, ignore_errors=True)
 
     def _is_left_over(self, path: Path) -> bool:

@@ -23,7 +23,7 @@ from .images import is_below, open_files
 from .node_local import FOLDER, NodeLocalEntry, copy_path
 from .put_back import clean_up, put_back
 
-__all__ = ["NodeLocalEntry", "clean_up", "collect", "put_back"]
+__all__ = ["NodeLocalEntry", "clean_up", "collect", "discard_links", "put_back"]
 
 _PREFIX: Final = "link_remap."
 
@@ -59,7 +59,7 @@ def collect(
         ``not_savable`` when the limit is exceeded or a file cannot be read; ``no_space``.
     """
     collection = _Collection([os.path.realpath(directory) for directory in dirs])
-    remaps = [path for path in open_files(images_dir) if os.path.basename(path).startswith(_PREFIX)]
+    remaps = _link_remaps(images_dir)
     try:
         for pid in procfs.tree(pids_root):
             collection.add_process(pid)
@@ -77,9 +77,27 @@ def collect(
             ) from error
         raise
     finally:
-        for path in remaps:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        _unlink(remaps)
+
+
+def discard_links(images_dir: Path) -> None:
+    """Remove from the node what ``--link-remap`` left for an image directory that is given up.
+
+    Called when a dump was undone, and by the keeper for each image directory that a dead
+    server left behind. Never raises: an unfinished directory names no links.
+    """
+    with contextlib.suppress(CkptError, OSError):
+        _unlink(_link_remaps(images_dir))
+
+
+def _link_remaps(images_dir: Path) -> list[str]:
+    return [path for path in open_files(images_dir) if os.path.basename(path).startswith(_PREFIX)]
+
+
+def _unlink(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 class _Collection:
@@ -239,6 +257,8 @@ def _entry(
         source=source,
         same_as=same_as,
         link_remap=link_remap,
+        device=status.st_dev,
+        inode=status.st_ino,
     )
 
 

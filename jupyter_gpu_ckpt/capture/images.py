@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from . import sockets
 from .elf import build_id
-from .images_proto import INETSK, REG, Image, read_image, write_image
+from .images_proto import REG, Image, read_image, write_image
 
-_CLOSE: Final = 7
-_LISTEN: Final = 10
 _MAPS_A_FILE: Final = 1 << 6 | 1 << 7  # VMA status bits: private and shared file mappings
-_MAPPED_V4: Final = bytes(10) + b"\xff\xff"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -80,6 +76,7 @@ def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[Mappe
     files = read_image(images_dir / "files.img", "file_entry")
     mapped = _mapped_ids(images_dir)
     remapped = _remapped_ids(images_dir)
+    exclude = [os.path.realpath(directory) for directory in exclude]
     names = {
         entry.reg.name
         for entry in files.messages
@@ -108,13 +105,7 @@ def open_files(images_dir: Path) -> list[str]:
 def inet_listeners(images_dir: Path) -> list[tuple[str, int]]:
     """Addresses and TCP ports that the tree listens on, sorted."""
     files = read_image(images_dir / "files.img", "file_entry")
-    return sorted(
-        {
-            (_text(_address(e.isk.family, e.isk.src_addr)), e.isk.src_port)
-            for e in files.messages
-            if e.type == INETSK and e.isk.proto == socket.IPPROTO_TCP and e.isk.state == _LISTEN
-        }
-    )
+    return sockets.listeners(files)
 
 
 def prepare_for_restore(images_dir: Path) -> None:
@@ -124,8 +115,7 @@ def prepare_for_restore(images_dir: Path) -> None:
       socket. Connections inside the tree stay.
     * The recorded size of files that no process maps is forgotten: such a file may have
       grown since, as IPython's history does, and CRIU would refuse it.
-    * Sockets bound to an address that this node lacks lose that address where nothing
-      depends on it.
+    * Sockets with an address that this node lacks move to the loopback interface.
 
     Idempotent; files are replaced atomically.
 
@@ -136,7 +126,8 @@ def prepare_for_restore(images_dir: Path) -> None:
     """
     path = images_dir / "files.img"
     files = read_image(path, "file_entry")
-    changed = _close_outside_connections(files)
+    changed = sockets.close_outside_connections(files)
+    changed |= sockets.move_to_this_node(files)
     changed |= _forget_sizes(files, _mapped_ids(images_dir))
     if changed:
         write_image(path, files)
@@ -171,46 +162,3 @@ def _forget_sizes(files: Image, mapped: set[int]) -> bool:
             entry.reg.ClearField("size")
             changed = True
     return changed
-
-
-def _address(family: int, words: Iterable[int]) -> bytes:
-    """Network-order address; IPv4-mapped IPv6 becomes IPv4, so that the ends compare equal."""
-    raw = b"".join(struct.pack("=I", word) for word in words)
-    if family == socket.AF_INET:
-        return raw[:4]
-    return raw[12:16] if raw[:12] == _MAPPED_V4 else raw[:16]
-
-
-def _text(address: bytes) -> str:
-    return socket.inet_ntop(socket.AF_INET if len(address) == 4 else socket.AF_INET6, address)
-
-
-def _ends(entry: Any) -> tuple[tuple[bytes, int], tuple[bytes, int]]:
-    return (
-        (_address(entry.family, entry.src_addr), entry.src_port),
-        (_address(entry.family, entry.dst_addr), entry.dst_port),
-    )
-
-
-def _close_outside_connections(files: Image) -> bool:
-    connections = [
-        entry.isk
-        for entry in files.messages
-        if entry.type == INETSK and entry.isk.proto == socket.IPPROTO_TCP and entry.isk.dst_port
-    ]
-    known = {_ends(entry) for entry in connections}
-    changed = False
-    for entry in connections:
-        here, there = _ends(entry)
-        if (there, here) not in known:
-            _make_unconnected(entry)
-            changed = True
-    return changed
-
-
-def _make_unconnected(entry: Any) -> None:
-    entry.state = _CLOSE
-    entry.src_port = entry.dst_port = entry.backlog = 0
-    entry.src_addr[:] = [0] * len(entry.src_addr)
-    entry.dst_addr[:] = [0] * len(entry.dst_addr)
-    entry.ClearField("ifname")

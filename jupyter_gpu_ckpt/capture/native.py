@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import CkptError
 from .explain import explain
+from .files import discard_links
 from .protocol import MAX_LINE, DumpResult, Probe, parse_event
 
 log = logging.getLogger(__name__)
@@ -175,10 +176,15 @@ class KernelCapture:
         except OSError as error:
             raise self._cannot_run(str(error)) from error
         transaction = _Dump(process, on_window, progress)
+        done = False
         try:
-            return await transaction.run(cancel, timeout + window_timeout + UNDO_GRACE)
+            result = await transaction.run(cancel, timeout + window_timeout + UNDO_GRACE)
+            done = True
         finally:
             await _uncancelled(transaction.finish())
+            if not done:
+                discard_links(images_dir)
+        return result
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:

@@ -30,6 +30,8 @@ class NodeLocalEntry(msgspec.Struct, frozen=True):
         Number of the copy in the image directory; ``None`` where there is nothing to copy.
     same_as
         Path of an earlier entry that this one is a hard link to.
+    device, inode
+        What the file was on its node: tells whether the file that is there is the same one.
     link_remap
         CRIU's own link to a file whose name is gone; wanted only during the restore.
     """
@@ -45,6 +47,8 @@ class NodeLocalEntry(msgspec.Struct, frozen=True):
     source: int | None = None
     same_as: str | None = None
     link_remap: bool = False
+    device: int = 0
+    inode: int = 0
 
 
 def copy_path(images_dir: Path, number: int) -> Path:

@@ -16,6 +16,7 @@ from . import procfs
 from .images import MappedFile
 from .node import NodeInfo, differences
 from .protocol import Probe
+from .sockets import is_local
 
 _GPU: Final = re.compile(r"/dev/(nvidia|dri/|kfd$)")
 _UNSAVABLE: Final = {
@@ -191,6 +192,10 @@ def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
     found = []
     for ip, port in listeners:
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        if not is_local(socket.inet_pton(family, ip)):
+            message = f"The kernel listens on {ip}:{port}, an address that this node lacks."
+            found.append(Difference("address", message, False, f"{ip}:{port}", None))
+            continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As a restored listener does: connections of its last life do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -15,6 +15,7 @@ from .filecopy import copy_sparse, same_content
 from .images import is_below
 from .node_local import NodeLocalEntry, copy_path
 
+_SHARED_MEMORY: Final = "/dev/shm"
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -195,7 +196,8 @@ def _put_file(
         if _is_there(source, entry, folder, name):
             return
         try:
-            _move_aside(folder, name, entry.path, warnings)
+            if not _is_old_memory(entry, folder, name):
+                _move_aside(folder, name, entry.path, warnings)
         except PermissionError:
             warnings.append(f"{entry.path} has changed since the save and could not be put back.")
             return
@@ -234,6 +236,21 @@ def _is_there(source: int, entry: NodeLocalEntry, folder: int, name: str) -> boo
         return False
     finally:
         os.close(present)
+
+
+def _is_old_memory(entry: NodeLocalEntry, folder: int, name: str) -> bool:
+    """Remove the very segment of shared memory that the rolled-back kernel had.
+
+    It is memory of the killed processes like all else, not a document; kept, it would
+    fill the node's memory with every restore.
+    """
+    status = _status(folder, name)
+    if entry.base != _SHARED_MEMORY or status is None:
+        return False
+    if (status.st_dev, status.st_ino) != (entry.device, entry.inode):
+        return False
+    os.unlink(name, dir_fd=folder)
+    return True
 
 
 def _put_link(entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]) -> None:

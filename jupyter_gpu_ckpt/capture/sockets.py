@@ -1,0 +1,165 @@
+"""The network sockets of an image: who is connected to whom, and what a restore can keep.
+
+Connections between processes of the tree live on. The outside world knows nothing of a
+restored kernel: a connection to it comes back as a fresh, closed socket, and the library
+that holds it sees an ordinary broken connection. Addresses that this node lacks (the old
+node's own) would make CRIU fail; sockets that have them move to the loopback interface.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from .images_proto import INETSK, Image
+
+_CLOSE: Final = 7
+_LISTEN: Final = 10
+_MAPPED_V4: Final = bytes(10) + b"\xff\xff"
+
+End = tuple[bytes, int]
+
+
+def listeners(files: Image) -> list[tuple[str, int]]:
+    """Addresses and ports of the TCP sockets that listen, sorted."""
+    return sorted(
+        {
+            (_text(_address(entry.src_addr)), entry.src_port)
+            for entry in _sockets(files, socket.IPPROTO_TCP)
+            if entry.state == _LISTEN
+        }
+    )
+
+
+def close_outside_connections(files: Image) -> bool:
+    """Make every TCP connection with an end outside of the image unconnected.
+
+    A state other than "established" (half closed, still connecting) is treated alike:
+    what counts is whether the other end is in the image. Returns whether anything changed.
+    """
+    connections = [e for e in _sockets(files, socket.IPPROTO_TCP) if e.dst_port]
+    known = {_ends(entry) for entry in connections}
+    changed = False
+    for entry in connections:
+        here, there = _ends(entry)
+        if (there, here) not in known:
+            entry.state = _CLOSE
+            entry.backlog = 0
+            _forget_source(entry)
+            _forget_destination(entry)
+            changed = True
+    return changed
+
+
+def move_to_this_node(files: Image) -> bool:
+    """Give sockets addresses that exist here. Returns whether anything changed.
+
+    To be called after :func:`close_outside_connections`. A TCP address of another node is
+    replaced by a loopback address, the same everywhere in the image, so that connections
+    inside the tree still match. A UDP socket loses a source address that is not here, and
+    a destination that cannot be reached.
+    """
+    moved: dict[bytes, bytes] = {}
+    tcp = list(_sockets(files, socket.IPPROTO_TCP))
+    for entry in tcp:
+        address = _address(entry.src_addr)
+        if entry.src_port and address not in moved and not is_local(address):
+            moved[address] = _loopback_for(address)
+    changed = bool(moved)
+    for entry in tcp:
+        for words in (entry.src_addr, entry.dst_addr):
+            target = moved.get(_address(words))
+            if target is not None:
+                words[:] = _words(target, len(words))
+                entry.ClearField("ifname")
+    for entry in _sockets(files, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE):
+        if entry.src_port and not is_local(_address(entry.src_addr)):
+            entry.src_addr[:] = [0] * len(entry.src_addr)
+            entry.ClearField("ifname")
+            changed = True
+        if entry.dst_port and not _can_reach(_address(entry.dst_addr), entry.dst_port):
+            entry.state = _CLOSE
+            _forget_destination(entry)
+            changed = True
+    return changed
+
+
+def is_local(address: bytes) -> bool:
+    """Whether a socket can be bound to an address here; packed, network order."""
+    family = _family(address)
+    if address[:2] == b"\xfe\x80" and family == socket.AF_INET6:
+        return True  # link-local: CRIU needs the interface, and says so
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((_text(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+def _can_reach(address: bytes, port: int) -> bool:
+    if not any(address):
+        return True
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+            probe.connect((_text(address), port))
+    except PermissionError:  # a broadcast address: the restored socket has the option set
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _sockets(files: Image, *protocols: int) -> Iterable[Any]:
+    for entry in files.messages:
+        if entry.type == INETSK and entry.isk.proto in protocols:
+            yield entry.isk
+
+
+def _ends(entry: Any) -> tuple[End, End]:
+    return (
+        (_address(entry.src_addr), entry.src_port),
+        (_address(entry.dst_addr), entry.dst_port),
+    )
+
+
+def _address(words: Iterable[int]) -> bytes:
+    """Packed address; IPv4-mapped IPv6 becomes IPv4, so that both ends compare equal."""
+    raw = b"".join(struct.pack("=I", word) for word in words)
+    return raw[12:] if raw[:12] == _MAPPED_V4 else raw
+
+
+def _words(address: bytes, count: int) -> list[int]:
+    if len(address) == 4 and count == 4:
+        address = _MAPPED_V4 + address
+    return list(struct.unpack(f"={count}I", address))
+
+
+def _loopback_for(address: bytes) -> bytes:
+    """An address of 127/8 that only sockets of this address get; IPv6 has but one."""
+    if len(address) == 16:
+        return bytes(15) + b"\x01"
+    digest = hashlib.blake2s(address, digest_size=2).digest()
+    return bytes([127, 255, digest[0], digest[1] % 254 + 1])
+
+
+def _forget_source(entry: Any) -> None:
+    entry.src_port = 0
+    entry.src_addr[:] = [0] * len(entry.src_addr)
+    entry.ClearField("ifname")
+
+
+def _forget_destination(entry: Any) -> None:
+    entry.dst_port = 0
+    entry.dst_addr[:] = [0] * len(entry.dst_addr)
+
+
+def _family(address: bytes) -> socket.AddressFamily:
+    return socket.AF_INET if len(address) == 4 else socket.AF_INET6
+
+
+def _text(address: bytes) -> str:
+    return socket.inet_ntop(_family(address), address)
