@@ -17,9 +17,9 @@ from .ability import Ability
 from .announce import Announcer
 from .deaths import DeathPolicy
 from .errors import CkptError
-from .observer import observe
+from .observer import make_default, observe
 from .operations import Emit, Operations, Run, in_thread
-from .provisioner import GpuCkptProvisioner, make_default
+from .provisioner import GpuCkptProvisioner
 from .recovery import Leases, unknown_kernel
 from .restarter import DeathRestorer
 from .restoring import Restore
