@@ -26,7 +26,7 @@ class Api:
         self._http.headers["Authorization"] = f"token {server.token}"
 
     def request(
-        self, method: str, path: str, *, body: Any = None, status: int = 200, **query: str
+        self, method: str, path: str, /, *, body: Any = None, status: int = 200, **query: str
     ) -> Any:
         """Send a request, fail unless it is answered with `status` as described, decode it."""
         answer = self._answer(method, path, body, query)
@@ -35,16 +35,18 @@ class Api:
         spec.check(method, path, status, content)
         return content
 
-    def get(self, path: str, **kwargs: Any) -> Any:
+    def get(self, path: str, /, **kwargs: Any) -> Any:
         return self.request("GET", path, **kwargs)
 
-    def post(self, path: str, body: Any = None, **kwargs: Any) -> Any:
+    def post(self, path: str, body: Any = None, /, **kwargs: Any) -> Any:
         return self.request("POST", path, body=body, **kwargs)
 
-    def delete(self, path: str, **kwargs: Any) -> Any:
+    def delete(self, path: str, /, **kwargs: Any) -> Any:
         return self.request("DELETE", path, **kwargs)
 
-    def error(self, method: str, path: str, status: int, body: Any = None, **query: str) -> Message:
+    def error(
+        self, method: str, path: str, status: int, body: Any = None, /, **query: str
+    ) -> Message:
         """Send a request that must fail with `status`; return the error."""
         return dict(self.request(method, path, body=body, status=status, **query))
 

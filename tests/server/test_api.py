@@ -157,7 +157,7 @@ def test_doctor_says_that_this_node_can_capture(api: Api) -> None:
     doctor = api.get("/doctor")
     assert doctor["can_capture"] is True
     assert "problem" not in {check["status"] for check in doctor["checks"]}
-    assert any("CRIU" in check["name"] for check in doctor["checks"])
+    assert any("CRIU" in check["message"] for check in doctor["checks"])
 
 
 def test_works_under_a_base_url(home: Home) -> None:
