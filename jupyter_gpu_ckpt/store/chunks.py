@@ -19,6 +19,7 @@ import errno
 import os
 import secrets
 import struct
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ GONE = ".gone-"
 # move: some file systems keep times no finer than two seconds.
 _FINE_STEP, _COARSE_STEP = 10_000_000, 2_000_000_000
 _SYNC_FILE_RANGE_WRITE = 2
+# How file systems say that they know no hard links.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -221,7 +224,7 @@ class Chunks:
                         os.rename(temporary, path)
                         return True
             except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                if error.errno not in _NO_LINKS:
                     raise
                 # No hard links on this file system. Content and name are the same, so
                 # even the replacement of another writer's chunk changes nothing.
@@ -281,10 +284,12 @@ class Chunks:
     def _decode(self, stored: memoryview, size: int, scratch: Scratch) -> memoryview:
         if len(stored) < _TRAILER.size:
             raise Damaged("a block is cut off")
-        magic, codec, plain_size = _TRAILER.unpack(stored[-_TRAILER.size :])
-        payload = stored[: -_TRAILER.size]
+        payload, trailer = stored[: -_TRAILER.size], stored[-_TRAILER.size :]
+        magic, codec, plain_size = _TRAILER.unpack(trailer)
         if magic != _MAGIC or plain_size != size:
             raise Damaged("a block is cut off")
+        if trailer != _TRAILER.pack(magic, codec, plain_size):
+            raise Damaged("a block is stored in an unknown way")
         if codec == _RAW and len(payload) == size:
             return payload
         if codec != _ZSTD:
@@ -307,16 +312,16 @@ class Chunks:
     def _open(self, name: bytes) -> int:
         path = self.path(name)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        for _ in range(3):
+        for attempt in range(5):
             try:
                 return os.open(path, flags)
             except FileNotFoundError:
                 # Perhaps a collector moved it aside just now, or died having done so.
                 aside = self._aside(name)
-                if aside is None:
-                    continue
-                with suppress(FileNotFoundError):
-                    return os.open(aside, flags)
+                if aside is not None:
+                    with suppress(FileNotFoundError):
+                        return os.open(aside, flags)
+            time.sleep(0.004 * attempt)
         raise Damaged("a block is missing")
 
     def _aside(self, name: bytes) -> str | None:
@@ -359,22 +364,44 @@ class Chunks:
             os.rename(path, aside)
         except FileNotFoundError:
             return False
-        found = os.stat(aside)
+        try:
+            found = os.stat(aside)
+        except FileNotFoundError:
+            return False  # another collector dealt with it
         if found.st_mtime_ns > mtime_ns or (inode is not None and found.st_ino != inode):
-            put_back(aside, path)
+            self.put_back(name, aside)
             return False
-        os.unlink(aside)
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
         return True
 
+    def put_back(self, name: bytes, aside: str) -> None:
+        """Give a chunk that was moved aside its name again.
 
-def put_back(aside: str, path: str) -> None:
-    """Give a chunk moved aside its name again, unless it was written anew meanwhile."""
-    with suppress(FileNotFoundError):
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        except OSError:
-            os.rename(aside, path)
+        Should the chunk have been written anew meanwhile, then that one takes over:
+        it is marked as in use, so that its writer does not remove it either.
+
+        Raises
+        ------
+        OSError
+            Neither was possible; the chunk stays aside, where readers find it.
+        """
+        path = self.path(name)
+        for _ in range(8):
+            try:
+                os.link(aside, path)
+            except FileNotFoundError:
+                return  # another collector dealt with it
+            except FileExistsError:
+                if not self.reuse(name, 0):
+                    continue
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with suppress(FileNotFoundError):
+                    os.rename(aside, path)
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
             return
-        os.unlink(aside)
+        raise OSError(errno.EAGAIN, "a block keeps changing", path)

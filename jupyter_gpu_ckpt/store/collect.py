@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from ..errors import CkptError
-from .chunks import GONE, Chunks, put_back
+from .chunks import GONE, Chunks
 from .layout import is_state_id
 from .manifest import NAME_SIZE, Body, Damaged, TooNew, decode_manifest
 from .owner import OwnerStore
@@ -51,8 +51,6 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
     cutoff = now - max(0, int(grace_seconds * 1e9))
     dead: list[Path] = []
     for folder in owner.writers.iterdir():
-        if not is_state_id(folder.name):
-            continue
         began = alive_since(folder, now)
         if began is None:
             dead.append(folder)
@@ -62,11 +60,8 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
     chunks, size = 0, 0
     for folder in dead:
         with suppress(FileNotFoundError):
-            if folder.stat().st_mtime_ns >= cutoff:
-                continue
-            size += sum(entry.stat().st_size for entry in os.scandir(folder))
-            if not dry_run:
-                shutil.rmtree(folder)
+            if folder.stat().st_mtime_ns < cutoff:
+                size += _remove_left_over(folder, dry_run)
     chunks_of = Chunks(owner)
     for path in _chunk_files(owner):
         match = _CHUNK_FILE.match(os.path.basename(path))
@@ -76,7 +71,7 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
         aside = GONE in path
         if name in used:
             if aside and not dry_run:
-                put_back(path, chunks_of.path(name))
+                chunks_of.put_back(name, path)
             continue
         try:
             found = os.stat(path)
@@ -88,7 +83,8 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
         if dry_run:
             removed = True
         elif aside:
-            os.unlink(path)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
             removed = True
         else:
             removed = chunks_of.remove(name, inode=None, mtime_ns=found.st_mtime_ns)
@@ -96,6 +92,19 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
             chunks += 1
             size += found.st_size
     return GcResult(chunks, size)
+
+
+def _remove_left_over(path: Path, dry_run: bool) -> int:
+    """Remove what a killed writer left: its folder, or a single temporary file. Returns bytes."""
+    if not path.is_dir():
+        size = path.stat().st_size
+        if not dry_run:
+            path.unlink()
+        return size
+    size = sum(file.stat().st_size for file in path.iterdir())
+    if not dry_run:
+        shutil.rmtree(path)
+    return size
 
 
 def mark(owner: OwnerStore) -> set[bytes]:

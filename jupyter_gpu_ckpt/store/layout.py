@@ -177,6 +177,31 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
+def move_into(temporary: Path, path: Path) -> None:
+    """Give a finished file its name, durably, making its folder if needed.
+
+    Raises
+    ------
+    OSError
+        The file has not got its name.
+    """
+    for attempt in range(8):
+        make_private_dir(path.parent)
+        try:
+            os.rename(temporary, path)
+            break
+        except FileNotFoundError:
+            # Another process removed the folder because it was empty.
+            if attempt == 7:
+                raise
+    try:
+        sync_dir(path.parent)
+        sync_dir(path.parent.parent)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def sync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -82,8 +82,11 @@ def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
     folder = root / name
     if create:
         make_private_dir(root)
-    elif not folder.is_dir():
-        return None
+    else:
+        try:
+            os.lstat(folder)
+        except FileNotFoundError:
+            return None
     check_safe_root(root)
     if create:
         make_private_dir(folder)

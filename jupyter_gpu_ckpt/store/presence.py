@@ -62,6 +62,9 @@ class Presence:
             with suppress(OSError):  # No locks on this file system: freshness has to do.
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(hidden, self.folder / _FILE)
+            # From here on collectors see us. One that looked before took its time before
+            # that, so what we touch from now on is younger than all it removes.
+            os.utime(self._fd)
             self.start_ns = os.fstat(self._fd).st_mtime_ns
         except BaseException:
             self.end()
@@ -101,6 +104,8 @@ def store_now_ns(writers: Path) -> int:
 def alive_since(folder: Path, now_ns: int) -> int | None:
     """When the writer that owns `folder` began, in nanoseconds; ``None`` if it is dead.
 
+    A single temporary file among the folders counts as alive for a minute.
+
     Raises
     ------
     OSError
@@ -109,8 +114,9 @@ def alive_since(folder: Path, now_ns: int) -> int | None:
     try:
         fresh = folder.stat().st_mtime_ns
         fd = os.open(folder / _FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        # About to begin, just ended, or killed in one of these moments.
+    except (FileNotFoundError, NotADirectoryError):
+        # About to begin, just ended, or killed in one of these moments; or a temporary
+        # file that is about to be moved elsewhere.
         with suppress(FileNotFoundError):
             fresh = folder.stat().st_mtime_ns
             return now_ns if now_ns - fresh < _STARTING_NS else None

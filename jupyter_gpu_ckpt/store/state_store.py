@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import threading
@@ -17,7 +18,7 @@ from .layout import (
     check_kernel_id,
     check_state_id,
     create_file,
-    make_private_dir,
+    move_into,
     owner_folder,
     sync_dir,
     translated,
@@ -137,8 +138,7 @@ class StateStore:
                 path.unlink()
             except FileNotFoundError:
                 raise unknown_state() from None
-            sync_dir(path.parent)
-            _remove_empty(path.parent, path.parent.parent)
+            _sync_and_tidy(path.parent, path.parent.parent)
 
     def materialise(
         self,
@@ -197,6 +197,8 @@ class StateStore:
             return _disk_usage(os.fspath(owner.folder))
 
     def _bodies(self, kernel_id: str | None = None) -> list[tuple[str, Body | CkptError]]:
+        if kernel_id is not None:
+            check_kernel_id(kernel_id)
         owner = self._open()
         if owner is None:
             return []
@@ -204,7 +206,7 @@ class StateStore:
             if kernel_id is None:
                 paths = list(manifests(owner))
             else:
-                paths = list(manifests_of(owner.states_of(check_kernel_id(kernel_id))))
+                paths = list(manifests_of(owner.states_of(kernel_id)))
             found: list[tuple[str, Body | CkptError]] = []
             for path in paths:
                 try:
@@ -246,19 +248,13 @@ class StateStore:
         """
         check_kernel_id(record.kernel_id)
         owner = self._create()
-        folder = owner.kernels / record.kernel_id
-        temporary = folder / f".kernel.json.{secrets.token_hex(8)}"
+        temporary = owner.writers / f".kernel-{secrets.token_hex(8)}"
         with translated(_WRITING):
-            new = not folder.exists()
-            make_private_dir(folder)
             try:
                 create_file(temporary, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-                os.rename(temporary, folder / "kernel.json")
+                move_into(temporary, owner.kernels / record.kernel_id / "kernel.json")
             finally:
                 temporary.unlink(missing_ok=True)
-            sync_dir(folder)
-            if new:
-                sync_dir(owner.kernels)
 
     def kernel(self, kernel_id: str) -> KernelRecord | None:
         """Look up a kernel's record; ``None`` if there is none.
@@ -303,8 +299,7 @@ class StateStore:
                 (folder / "kernel.json").unlink()
             except FileNotFoundError:
                 return
-            sync_dir(folder)
-            _remove_empty(folder / "states", folder)
+            _sync_and_tidy(folder)
 
 
 def _load(owner: OwnerStore, path: Path) -> Body:
@@ -337,12 +332,18 @@ def _load_kernel(path: Path) -> KernelRecord | None:
     return record
 
 
-def _remove_empty(*folders: Path) -> None:
+def _sync_and_tidy(*folders: Path) -> None:
+    """Make a removal durable, and remove the folders that it left empty."""
     for folder in folders:
         try:
+            sync_dir(folder)
             folder.rmdir()
-        except OSError:
-            return  # not empty (or not there): as it should be
+        except FileNotFoundError:
+            continue  # another process tidied up first
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                return
+            raise
 
 
 def _disk_usage(folder: str) -> int:

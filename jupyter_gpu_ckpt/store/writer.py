@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from ..errors import CkptError
 from .chunks import BLOCK, Chunks, Created, Scratch
-from .layout import create_file, make_private_dir, sync_dir, translated
+from .layout import create_file, move_into, sync_dir, translated
 from .manifest import (
     NAME_SIZE,
     Body,
@@ -237,18 +236,10 @@ class StateWriter:
             meta=meta,
         )
         path = self._owner.manifest(self._kernel_id, self.state_id)
-        make_private_dir(path.parent)
         temporary = self._presence.folder / "manifest"
         create_file(temporary, encode_manifest(body, self._owner.manifest_key))
-        for folder in (path.parent.parent, self._owner.kernels):
-            sync_dir(folder)
-        os.rename(temporary, path)
-        try:
-            sync_dir(path.parent)
-        except OSError:
-            with suppress(OSError):
-                path.unlink()
-            raise
+        move_into(temporary, path)
+        sync_dir(self._owner.kernels)
         return body.record()
 
     def _sync(self) -> None:

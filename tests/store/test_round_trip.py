@@ -1,0 +1,177 @@
+"""What goes into the store comes out of it, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jupyter_gpu_ckpt.store import StateStore
+
+from .conftest import KERNEL, Save, make_meta, noise, snapshot
+
+MIB = 1 << 20
+
+
+def test_every_kind_of_file(store: StateStore, save: Save, image: Path, tmp_path: Path) -> None:
+    os.utime(image / "one", ns=(1_000_000_007, 1_000_000_007))
+    record = save(image)
+    store.materialise(record.id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(image)
+    assert (tmp_path / "back" / "one").stat().st_mtime_ns == 1_000_000_007
+    assert record.size == sum(p.stat().st_size for p in image.rglob("*") if p.is_file())
+    # Of 8 MiB two are noise, three are zeros and the rest is one line repeated.
+    assert 2 * MIB < record.stored_size < 2.2 * MIB
+
+
+def test_into_an_empty_folder_but_never_into_a_full_one(
+    store: StateStore, save: Save, image: Path, tmp_path: Path
+) -> None:
+    record = save(image)
+    (tmp_path / "empty").mkdir()
+    store.materialise(record.id, tmp_path / "empty")
+    assert snapshot(tmp_path / "empty") == snapshot(image)
+    with pytest.raises(Exception, match="not empty"):
+        store.materialise(record.id, tmp_path / "empty")
+    assert snapshot(tmp_path / "empty") == snapshot(image)
+
+
+def test_huge_sparse_file_stays_sparse(store: StateStore, save: Save, tmp_path: Path) -> None:
+    source = tmp_path / "image"
+    source.mkdir()
+    data = {0: b"first", 3 * 2**30 + 12_345: noise(5000), 5 * 2**30 - 3: b"end"}
+    with open(source / "memfd", "wb") as file:
+        for offset, content in data.items():
+            file.seek(offset)
+            file.write(content)
+    record = save(source)
+    back = tmp_path / "back"
+    store.materialise(record.id, back)
+    found = (back / "memfd").stat()
+    assert found.st_size == record.size == 5 * 2**30
+    assert found.st_blocks <= (source / "memfd").stat().st_blocks
+    with open(back / "memfd", "rb") as file:
+        for offset, content in data.items():
+            file.seek(offset)
+            assert file.read(len(content)) == content
+        assert os.lseek(file.fileno(), 64 * 1024, os.SEEK_DATA) > 3 * 2**30 - MIB
+
+
+def test_names_that_are_not_text(
+    store: StateStore, save: Save, image: Path, tmp_path: Path
+) -> None:
+    (Path(os.fsdecode(os.fsencode(image) + b"/caf\xe9 \n"))).write_bytes(b"x")
+    store.materialise(save(image).id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(image)
+
+
+def test_progress_goes_up_to_everything(store: StateStore, image: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(image, progress=lambda done, total: seen.append((done, total)))
+        record = writer.commit(make_meta())
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+    seen.clear()
+    store.materialise(
+        record.id, tmp_path / "back", progress=lambda done, total: seen.append((done, total))
+    )
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+SEGMENT = st.tuples(
+    st.sampled_from(["hole", "zeros", "noise", "text"]),
+    st.one_of(
+        st.integers(0, 10_000),
+        st.sampled_from([4096, 65_536, MIB - 1, MIB, MIB + 1, 2 * MIB]),
+    ),
+)
+NAME = st.text("abcxyz.-_ü", min_size=1, max_size=6).filter(lambda name: name not in (".", ".."))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    files=st.dictionaries(
+        st.tuples(st.lists(NAME, max_size=2).map(tuple), NAME),
+        st.tuples(st.lists(SEGMENT, max_size=5), st.sampled_from([0o600, 0o644, 0o755, 0o400])),
+        max_size=4,
+    ),
+    workers=st.integers(1, 3),
+    level=st.sampled_from([1, 3]),
+)
+def test_any_layout(
+    tmp_path: Path,
+    files: dict[tuple[tuple[str, ...], str], tuple[list[tuple[str, int]], int]],
+    workers: int,
+    level: int,
+) -> None:
+    """The store is shared by all examples, so later ones also reuse earlier blocks."""
+    store = StateStore(tmp_path / "store", "ada", compression_level=level, workers=workers)
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path))
+    source = scratch / "image"
+    source.mkdir()
+    for number, ((folders, name), (segments, mode)) in enumerate(files.items()):
+        # Distinct prefixes: "a" cannot be both a file and a folder.
+        folder = source.joinpath(*(f"d{part}" for part in folders))
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f"f{name}", "wb") as file:
+            for kind, size in segments:
+                if kind == "hole":
+                    file.truncate(file.tell() + size)
+                    file.seek(0, os.SEEK_END)
+                elif kind == "zeros":
+                    file.write(bytes(size))
+                elif kind == "noise":
+                    file.write(noise(size, seed=number))
+                else:
+                    file.write((b"the same again " * (size // 15 + 1))[:size])
+            os.fchmod(file.fileno(), mode)
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(source)
+        record = writer.commit(make_meta())
+    store.materialise(record.id, scratch / "back")
+    assert snapshot(scratch / "back") == snapshot(source)
+    shutil.rmtree(scratch)
+
+
+def test_memory_stays_bounded(store: StateStore, tmp_path: Path) -> None:
+    """256 MiB of image do not take 256 MiB of memory, in either direction."""
+    import subprocess
+    import sys
+
+    source = tmp_path / "image"
+    source.mkdir()
+    with open(source / "pages-1.img", "wb") as file:
+        for number in range(256):
+            file.write(noise(MIB // 2, seed=number) + b"text" * (MIB // 8))
+    program = """
+import resource, sys
+from pathlib import Path
+from jupyter_gpu_ckpt.store import StateStore
+from tests.store.conftest import KERNEL, make_meta
+store = StateStore(Path(sys.argv[1]), "ada", workers=4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with store.begin(KERNEL) as writer:
+    writer.add_tree(Path(sys.argv[2]))
+    record = writer.commit(make_meta())
+store.materialise(record.id, Path(sys.argv[3]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, store.root, source, tmp_path / "back"],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=100,
+    )
+    assert int(result.stdout) < 64 * 1024, "KiB"

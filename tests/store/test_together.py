@@ -1,0 +1,171 @@
+"""Several processes in one store: killed writers, collectors and writers at once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from jupyter_gpu_ckpt.store import StateStore
+
+from .conftest import KERNEL, Save, chunk_files, collect_all, make_meta, noise, snapshot
+
+PRELUDE = """
+import sys
+from pathlib import Path
+from jupyter_gpu_ckpt.store import StateStore
+from tests.store.conftest import KERNEL, make_meta
+store = StateStore(Path(sys.argv[1]), "ada", workers=2)
+"""
+
+WRITER = (
+    PRELUDE
+    + """
+print("ready", flush=True)
+sys.stdin.readline()
+while True:
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(Path(sys.argv[2]))
+        print(writer.commit(make_meta()).id, flush=True)
+"""
+)
+
+COLLECTOR = (
+    PRELUDE
+    + """
+import time
+until = time.monotonic() + float(sys.argv[2])
+rounds = removed = 0
+while time.monotonic() < until:
+    removed += store.gc(grace_seconds=0).chunks
+    rounds += 1
+print(rounds, removed)
+"""
+)
+
+# Saves and deletes the same content over and over, so that a collector always has
+# garbage that a writer is about to count on again.
+CHURN = (
+    PRELUDE
+    + """
+import time
+until = time.monotonic() + float(sys.argv[3])
+saved = 0
+while time.monotonic() < until:
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(Path(sys.argv[2]))
+        record = writer.commit(make_meta())
+    target = Path(sys.argv[4]) / record.id
+    store.materialise(record.id, target)
+    for path in Path(sys.argv[2]).iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes(), path
+        (target / path.name).unlink()
+    target.rmdir()
+    store.delete(record.id)
+    saved += 1
+print(saved)
+"""
+)
+
+
+def run(program: str, *args: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def folder_with(tmp_path: Path, name: str, *parts: bytes) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        (folder / f"pages-{number}.img").write_bytes(part)
+    return folder
+
+
+def test_a_writer_killed_at_any_point_leaves_only_garbage(
+    store: StateStore, save: Save, tmp_path: Path
+) -> None:
+    """Fifteen writers die, each somewhere in its first or second save."""
+    shared = noise(3 << 20, seed=1)
+    kept = save(folder_with(tmp_path, "kept", shared))
+    kept_files = chunk_files(store.root)
+    committed: list[str] = []
+    dice = random.Random(20261201)
+    until = time.monotonic() + 20
+    rounds = 0
+    while rounds < 15 and time.monotonic() < until:
+        own = noise(6 << 20, seed=100 + rounds)
+        source = folder_with(tmp_path, f"image-{rounds}", shared, own, b"x" * 2_000_000)
+        process = run(WRITER, store.root, source)
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(dice.random() * 0.12)  # the point at which it dies
+        process.send_signal(signal.SIGKILL)
+        rest, _ = process.communicate(timeout=30)
+        committed += rest.split()
+        rounds += 1
+    assert rounds >= 5
+    listed = {state.id for state in store.states()}
+    # A state may be durable whose writer died before it could say so.
+    assert {kept.id, *committed} <= listed
+    assert store.damaged() == []
+    for state in store.states():
+        store.materialise(state.id, tmp_path / "back" / state.id)
+    assert store.gc(grace_seconds=3600).chunks == 0, "the grace period has not passed"
+    collect_all(store)
+    for state in store.states():
+        store.materialise(state.id, tmp_path / "after" / state.id)
+        assert snapshot(tmp_path / "after" / state.id) == snapshot(tmp_path / "back" / state.id)
+        if state.id != kept.id:
+            store.delete(state.id)
+    collect_all(store)
+    assert chunk_files(store.root) == kept_files
+    assert list(store.root.glob("*/writers/*/[0-9]*")) == []
+
+
+def test_collectors_beside_writers(store: StateStore, tmp_path: Path) -> None:
+    """No grace at all, and still no block vanishes under a state being written or read."""
+    seconds = 5
+    first = folder_with(tmp_path, "first", noise(2 << 20, seed=1), noise(1 << 20, seed=2))
+    second = folder_with(tmp_path, "second", noise(1 << 20, seed=2), noise(2 << 20, seed=3))
+    writers = [
+        run(CHURN, store.root, first, seconds, tmp_path),
+        run(CHURN, store.root, second, seconds, tmp_path),
+    ]
+    collectors = [run(COLLECTOR, store.root, seconds) for _ in range(2)]
+    for writer in writers:
+        out, _ = writer.communicate(timeout=60)
+        assert writer.returncode == 0
+        assert int(out) >= 3
+    rounds, removed = 0, 0
+    for collector in collectors:
+        out, _ = collector.communicate(timeout=60)
+        assert collector.returncode == 0
+        rounds += int(out.split()[0])
+        removed += int(out.split()[1])
+    assert rounds >= 10
+    assert removed > 0, "the collectors had nothing to do: the test shows nothing"
+    collect_all(store)
+    assert chunk_files(store.root) == set()
+
+
+def test_a_running_writer_is_spared_whatever_the_grace(
+    store: StateStore, save: Save, image: Path, tmp_path: Path
+) -> None:
+    old = save(image)
+    (image / "new").write_bytes(noise(1 << 20, seed=8))
+    writer = store.begin(KERNEL)
+    writer.add_tree(image)
+    store.delete(old.id)
+    store.gc(grace_seconds=0)
+    record = writer.commit(make_meta())
+    store.materialise(record.id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(image)
