@@ -30,7 +30,8 @@ def server(home: Home) -> Iterator[JupyterServer]:
 
 def kernel_of(server: JupyterServer, path: str) -> str:
     """Return the id of the kernel that the notebook is attached to."""
-    return next(s["kernel"]["id"] for s in server.client.get("api/sessions") if s["path"] == path)
+    sessions = server.client.get("api/sessions")
+    return str(next(s["kernel"]["id"] for s in sessions if s["path"] == path))
 
 
 def kernel_pid(page: NotebookPage, cell: int) -> int:

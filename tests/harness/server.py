@@ -176,6 +176,8 @@ class JupyterServer:
             },
             "LabApp": {"expose_app_in_browser": True},
             "IdentityProvider": {"token": token},
+            # What a node that died had is offered soon, so that the tests do not wait long.
+            "Keeper": {"lease_interval": 2.0, "lease_ttl": 8.0},
         }  # fmt: skip
         stock = {"ServerApp": {"jpserver_extensions": {"jupyter_gpu_ckpt": False}}}
         for layer in (extension_config() if extension else stock, config or {}):
@@ -205,6 +207,8 @@ class JupyterServer:
         self.client = Client(self.base_url, token)
         try:
             self._wait_ready(ready_timeout)
+            if extension:
+                self.client.get("gpu-ckpt/api/operations")  # fails when it did not load
         except BaseException:
             self.kill()
             raise

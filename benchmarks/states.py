@@ -1,0 +1,160 @@
+"""Save and restore against plain ``criu dump`` and ``criu restore`` of the same kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from jupyter_client import BlockingKernelClient
+from jupyter_client.connect import KernelConnectionInfo
+
+from benchmarks.report import Row, criu
+from tests.harness.client import Client, KernelClient, wait_for
+from tests.harness.server import Home, JupyterServer
+
+PR_SET_CHILD_SUBREAPER = 36
+DUMP_FLAGS = [
+    "--file-locks", "--link-remap", "--ghost-limit", "1G", "--ext-unix-sk", "--tcp-established",
+    "--network-lock", "skip", "--manage-cgroups=ignore",
+]  # fmt: skip
+
+#: Data as a notebook has it: floats that hardly compress, in arrays of 64 MiB. Beside them a
+#: thread that notes the longest time for which it did not run: the frozen time as it is felt.
+FILL = """
+import threading, time
+import numpy as np
+rng = np.random.default_rng(0)
+data = [rng.standard_normal(8 << 20) for _ in range(max(1, round({size} * 16)))]
+gap = 0.0
+def beat():
+    global gap
+    last = time.monotonic()
+    while True:
+        time.sleep(.001)
+        now = time.monotonic()
+        gap, last = max(gap, now - last), now
+threading.Thread(target=beat, daemon=True).start()
+"""
+
+
+def measure(folder: Path, size: float, rounds: int) -> list[Row]:
+    """Measure with `size` GiB of data, each side `rounds` times, in turn."""
+    home = Home(folder)
+    config = {"Keeper": {"restore_on_death": False}}
+    frozen: dict[str, list[float]] = {"ours": [], "theirs": []}
+    restored: dict[str, list[float]] = {"ours": [], "theirs": []}
+    images = folder / "plain"
+    with JupyterServer(home, config=config) as server, subreaper():
+        client = server.client
+        kernel = client.start(home.add_notebook("bench.ipynb"))
+        kernel.run(FILL.format(size=size), timeout=300)
+        pid = kernel.pid
+        connection = _connection(home, kernel.id)
+        for _ in range(rounds):
+            shutil.rmtree(images, ignore_errors=True)
+            with felt_freeze(kernel, frozen["theirs"]):
+                _plain_dump(pid, images)
+            for state in client.states(kernel=kernel.id):
+                client.delete(f"gpu-ckpt/api/states/{state['id']}")
+            client.post("gpu-ckpt/api/gc")
+            with felt_freeze(kernel, frozen["ours"]):
+                state_id = client.save(kernel, timeout=600)["result"]["state_id"]
+        kernel.close()
+        client.delete(f"api/kernels/{kernel.id}")
+        _wait_gone(pid)
+        for _ in range(rounds):
+            restored["theirs"].append(_plain_restore(pid, images, connection))
+            restored["ours"].append(_restore(client, state_id, kernel.id))
+            _wait_gone(pid)
+    return [
+        Row(f"frozen, {size:g} GiB", "criu dump", **frozen, limit="<= 1.15"),
+        Row(f"restore to first reply, {size:g} GiB", "criu restore", **restored, limit="<= 2"),
+    ]
+
+
+@contextlib.contextmanager
+def felt_freeze(kernel: KernelClient, into: list[float]) -> Iterator[None]:
+    """Add the longest time for which the kernel stood still during the block."""
+    os.sync()  # what others have written is not to be waited for here
+    kernel.run("gap = 0.0")
+    yield
+    into.append(float(kernel.run("print(gap)")))
+
+
+def _plain_dump(pid: int, images: Path) -> None:
+    images.mkdir()
+    subprocess.run(
+        [criu(), "dump", "-t", str(pid), "-D", str(images), "--leave-running", *DUMP_FLAGS],
+        check=True,
+        capture_output=True,
+    )
+    # Left in /dev/shm for the images' sake; in the way of the next dump.
+    for left_over in Path("/dev/shm").glob("link_remap.*"):
+        left_over.unlink()
+
+
+def _plain_restore(pid: int, images: Path, connection: KernelConnectionInfo) -> float:
+    """Return the seconds from the start of ``criu restore`` to a kernel_info reply."""
+    began = time.perf_counter()
+    subprocess.run(
+        [criu(), "restore", "-d", "-D", str(images), "--tcp-close", *DUMP_FLAGS],
+        check=True,
+        capture_output=True,
+    )
+    peer = BlockingKernelClient()
+    peer.load_connection_info(connection)
+    peer.start_channels()
+    try:
+        peer.wait_for_ready(timeout=60)
+        return time.perf_counter() - began
+    finally:
+        peer.stop_channels()
+        os.kill(pid, signal.SIGKILL)
+        _wait_gone(pid)
+
+
+def _restore(client: Client, state_id: str, kernel_id: str) -> float:
+    """Return the seconds from the request to restore to a kernel_info reply."""
+    began = time.perf_counter()
+    client.restore(state_id, timeout=600)
+    kernel = client.connect(kernel_id)
+    seconds = time.perf_counter() - began
+    assert kernel.run("print(len(data) > 0)") == "True"
+    kernel.close()
+    client.delete(f"api/kernels/{kernel_id}")
+    return seconds
+
+
+def _connection(home: Home, kernel_id: str) -> KernelConnectionInfo:
+    (file,) = home.data.rglob(f"kernel-{kernel_id}.json")
+    info: KernelConnectionInfo = json.loads(file.read_text())
+    return info
+
+
+def _wait_gone(pid: int) -> None:
+    def gone() -> bool:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        return not psutil.pid_exists(pid)
+
+    wait_for("the kernel is gone", gone, 60, interval=0.01)
+
+
+@contextlib.contextmanager
+def subreaper() -> Iterator[None]:
+    """Orphans made by ``criu restore -d`` become children of this process, to be reaped."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
