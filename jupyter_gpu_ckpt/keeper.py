@@ -125,10 +125,8 @@ class Keeper(KeeperSettings):
     async def kernels(self) -> list[models.Kernel]:
         """Every kernel of the server, and whether it can be saved."""
         paths = await self.sessions.paths()
-        newest: dict[str, StateRecord] = {}
-        for record in await in_thread(self.store.states):
-            newest.setdefault(record.meta.kernel_id, record)
-        node_error = await self.ability.error()
+        newest, store_error = await self._newest()
+        node_error = await self.ability.error() or store_error
         return [
             self._describe(kernel_id, paths.get(kernel_id), newest.get(kernel_id), node_error)
             for kernel_id in self.kernel_manager.list_kernel_ids()
@@ -138,10 +136,22 @@ class Keeper(KeeperSettings):
         """One kernel; ``unknown_kernel``."""
         self._check_known(kernel_id)
         path = (await self.sessions.paths()).get(kernel_id)
-        states = await in_thread(self.store.states, kernel_id)
-        node_error = await self.ability.error()
+        newest, store_error = await self._newest(kernel_id)
+        node_error = await self.ability.error() or store_error
         self._check_known(kernel_id)
-        return self._describe(kernel_id, path, states[0] if states else None, node_error)
+        return self._describe(kernel_id, path, newest.get(kernel_id), node_error)
+
+    async def _newest(
+        self, kernel_id: str | None = None
+    ) -> tuple[dict[str, StateRecord], CkptError | None]:
+        """Each kernel's newest state, or why the store cannot be read: a reason not to save."""
+        newest: dict[str, StateRecord] = {}
+        try:
+            for record in await in_thread(self.store.states, kernel_id):
+                newest.setdefault(record.meta.kernel_id, record)
+        except CkptError as error:
+            return {}, error
+        return newest, None
 
     def _describe(
         self,
@@ -300,11 +310,19 @@ class Keeper(KeeperSettings):
 
     async def delete_state(self, state_id: str) -> None:
         """Remove a state for good; ``unknown_state``, ``busy`` while it is being restored."""
-        record = await in_thread(self.store.state, state_id)
+        record: StateRecord | None = None
+        try:
+            record = await in_thread(self.store.state, state_id)
+        except CkptError as error:
+            # What nobody can restore (damaged, of a newer format) can still be got rid of.
+            if error.reason not in ("state_damaged", "not_restorable"):
+                raise
         for operation in self.operations():
             if operation.status == "running" and operation.state_id == state_id:
                 raise CkptError("busy", "This state is being restored.", hint="Try again later.")
         await in_thread(self.store.delete, state_id)
+        if record is None:
+            return
         kernel = self.tracker.get(record.meta.kernel_id)
         if kernel is not None:
             kernel.policy.forget(state_id)
