@@ -17,6 +17,7 @@
 #include "caps.h"
 #include "config.h"
 #include "io.h"
+#include "procfs.h"
 #include "trust.h"
 
 enum { LEAST_MAJOR = 4, LEAST_MINOR = 2, LOG_TAIL = 256 * 1024, ERROR_LINES = 10, LINE_MAX_ = 500 };
@@ -183,6 +184,41 @@ int criu_open_images(const char *path, struct kc_result *result)
         return fd;
     io_close(&fd);
     return -1;
+}
+
+static const char stopped_name[] = "stopped-tasks";
+
+bool criu_write_stopped(int images, const struct tree *before)
+{
+    int fd = -1;
+    bool done = true;
+    for (size_t i = 0; done && i < before->count; i++) {
+        char line[16];
+        if (before->tasks[i].state != 'T')
+            continue;
+        if (fd < 0)
+            fd = openat(images, stopped_name,
+                        O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+        int length = snprintf(line, sizeof(line), "%d\n", before->tasks[i].pid);
+        done = fd >= 0 && io_write_all(fd, line, (size_t)length);
+    }
+    io_close(&fd);
+    return done;
+}
+
+void criu_mark_stopped(int images, struct tree *tree)
+{
+    static char text[TREE_MAX * 8];
+    static pid_t pids[TREE_MAX];
+    ssize_t count = 0;
+    if (io_read_file_at(images, stopped_name, text, sizeof(text)) > 0)
+        count = proc_parse_pids(text, pids, TREE_MAX);
+    for (size_t i = 0; i < tree->count; i++) {
+        tree->tasks[i].state = 'R';
+        for (ssize_t k = 0; k < count; k++)
+            if (pids[k] == tree->tasks[i].pid)
+                tree->tasks[i].state = 'T';
+    }
 }
 
 bool criu_spawn(const struct criu *criu, const struct criu_args *args, int images,

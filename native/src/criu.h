@@ -9,6 +9,7 @@
 
 #include "json.h"
 #include "result.h"
+#include "tree.h"
 
 struct criu {
     char path[PATH_MAX];
@@ -39,6 +40,11 @@ void criu_common_args(struct criu_args *args, const char *command, const char *l
 
 /* Opens a folder of images: a real folder, the caller's own, not writable by others. */
 int criu_open_images(const char *path, struct kc_result *result);
+/* A small file of PIDs beside the images: tasks that were stopped by job control when they were
+ * captured. CRIU's --leave-stopped stops all, so the images alone do not say whom to leave stopped. */
+bool criu_write_stopped(int images, const struct tree *before);
+/* Marks those in `tree` that the file names (state 'T'), all others as running. */
+void criu_mark_stopped(int images, struct tree *tree);
 /* Forks the CRIU child; it runs with its working folder in `images`. */
 bool criu_spawn(const struct criu *criu, const struct criu_args *args, int images,
                 struct criu_process *process, struct kc_result *result);

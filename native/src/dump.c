@@ -212,6 +212,11 @@ static void open_window(struct dump *dump)
 {
     static struct json json;
     double deadline = io_now() + dump->args->window_timeout;
+    /* CRIU has sent the stop; the last thread may still be on its way into it. */
+    if (!tree_wait_stopped(&dump->frozen, deadline)) {
+        undo(dump, KC_TIMEOUT);
+        return;
+    }
     json_begin(&json, "window");
     json_real(&json, "frozen_s", io_now() - dump->frozen_at);
     if (!json_send(&json, 1000)) {
@@ -248,7 +253,7 @@ static void judge(struct dump *dump, bool criu_done, const char *words)
         kc_fail(&dump->result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
     else if (dump->undo == KC_TIMEOUT)
         kc_fail(&dump->result, KC_TIMEOUT, "The save took too long; the kernel runs on.");
-    else if (!criu_done && criu_out_of_space(dump->images, log_name))
+    else if (dump->undo == KC_NO_SPACE || (!criu_done && criu_out_of_space(dump->images, log_name)))
         kc_fail(&dump->result, KC_NO_SPACE, "There is no space left for the images.");
     else if (!criu_done)
         kc_fail(&dump->result, KC_CRIU_FAILED, "The kernel could not be saved. %s", words);
@@ -272,6 +277,8 @@ static bool capture(struct dump *dump)
     if (dump->frozen_at <= 0.0)
         dump->frozen_at = dump->started;
     tree_collect(&dump->frozen, dump->pid, true);
+    if (criu_done && !criu_write_stopped(dump->images, &dump->before))
+        undo(dump, KC_NO_SPACE);
     bool whole = criu_done && dump->undo == KC_OK;
     if (whole && window_needed(&dump->frozen, dump->args->window_dirs, dump->args->window_dir_count)) {
         open_window(dump);
@@ -313,6 +320,32 @@ static bool prepare(struct dump *dump)
     return examine(dump) && criu_find(&dump->criu, &dump->result);
 }
 
+/* Processes that belong to the kernel, and yet are not in its tree (see restore.c): CRIU cannot save
+ * them with it, and that must not go unsaid. */
+static void report_left_out(const struct dump *dump, struct json *json)
+{
+    pid_t pids[64];
+    char name[64];
+    struct proc_stat root;
+    ssize_t count = -1;
+    json_open(json, "left_out", '[');
+    if (proc_stat(dump->pid, &root) && root.ppid > 0 &&
+        proc_comm(root.ppid, name, sizeof(name)) && strcmp(name, "kernel-capture") == 0) {
+        snprintf(name, sizeof(name), "%d", root.ppid);
+        count = proc_children_at(proc_fd(), name, pids, 64);
+    }
+    for (ssize_t i = 0; i < count; i++) {
+        struct proc_stat stat;
+        if (pids[i] == dump->pid || !proc_stat(pids[i], &stat) || stat.state == 'Z')
+            continue;
+        json_open(json, NULL, '{');
+        json_int(json, "pid", pids[i]);
+        json_string(json, "comm", stat.comm);
+        json_close(json);
+    }
+    json_close(json);
+}
+
 int dump_command(const struct args *args)
 {
     static struct json json;
@@ -337,6 +370,7 @@ int dump_command(const struct args *args)
     json_real(&json, "dump_s", dump.thawed_at - dump.started);
     json_int(&json, "image_bytes", (int64_t)image_bytes(&dump, false));
     json_string(&json, "criu_version", dump.criu.version);
+    report_left_out(&dump, &json);
     json_send(&json, 5000);
     tree_free(&dump.before);
     tree_free(&dump.frozen);

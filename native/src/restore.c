@@ -27,6 +27,7 @@
 enum { PIDS_MAX = 65536, PIDS_BYTES = 1 << 20, PIDS_SHOWN = 32 };
 
 static const char log_name[] = "restore.log";
+static const char pid_name[] = "root.pid";
 
 struct restore {
     const struct args *args;
@@ -167,6 +168,9 @@ static bool run_criu(struct restore *restore)
     criu_common_args(&args, "restore", log_name);
     criu_arg(&args, "--restore-detached");
     criu_arg(&args, "--restore-sibling");
+    criu_arg(&args, "--pidfile");
+    criu_arg(&args, pid_name);
+    unlinkat(restore->images, pid_name, 0); /* CRIU would not write over it */
     restore->started = io_now();
     if (!criu_spawn(&restore->criu, &args, restore->images, &process, &restore->result))
         return false;
@@ -181,15 +185,20 @@ static bool run_criu(struct restore *restore)
     return true;
 }
 
-/* The restored root is the one child there is. */
-static bool find_root(struct restore *restore)
+/* CRIU has written the root's number. Other children there may be: a process whose session leader
+ * was dead when it was saved comes back as a child of this process and not of the kernel. */
+static bool find_root(struct restore *restore, const struct tree *tree)
 {
-    pid_t children[8];
-    ssize_t count = proc_children_at(proc_fd(), "self", children, 8);
-    if (count != 1)
-        return kc_fail(&restore->result, KC_CRIU_FAILED,
-                       "The restored kernel ended at once, or is not one tree.");
-    restore->supervisor.root = children[0];
+    char text[32];
+    pid_t pid = 0;
+    struct proc_stat stat;
+    bool found = io_read_file_at(restore->images, pid_name, text, sizeof(text)) > 0 &&
+                 proc_parse_pids(text, &pid, 1) == 1 && tree_find(tree, pid) != NULL &&
+                 proc_stat(pid, &stat) && stat.ppid == getpid();
+    unlinkat(restore->images, pid_name, 0);
+    if (!found)
+        return kc_fail(&restore->result, KC_CRIU_FAILED, "The restored kernel ended at once.");
+    restore->supervisor.root = pid;
     return true;
 }
 
@@ -215,13 +224,16 @@ static bool check_rights(struct restore *restore, const struct tree *tree)
 static bool bring_back(struct restore *restore)
 {
     struct tree tree = {0};
-    if (!run_criu(restore) || !find_root(restore))
+    if (!run_criu(restore))
         return false;
-    pid_t root = restore->supervisor.root;
-    bool good = tree_collect(&tree, root, true) && check_rights(restore, &tree) &&
-                (!restore->args->hold || hold_begin(root, &restore->result));
-    if (good)
-        tree_thaw(&tree, NULL);
+    bool good = tree_collect(&tree, getpid(), false) && find_root(restore, &tree) &&
+                check_rights(restore, &tree) &&
+                (!restore->args->hold ||
+                 hold_begin(restore->supervisor.root, &restore->result));
+    if (good) {
+        criu_mark_stopped(restore->images, &tree);
+        tree_thaw(&tree, &tree);
+    }
     restore->took = io_now() - restore->started;
     tree_free(&tree);
     if (good && restore->args->hold) {

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -114,15 +115,50 @@ bool tree_signal_task(const struct tree_task *task, int signal)
     return sent;
 }
 
+bool tree_was_stopped(const struct tree *tree, const struct tree_task *task)
+{
+    const struct tree_task *was = tree == NULL ? NULL : tree_find(tree, task->pid);
+    return was != NULL && was->state == 'T' && was->starttime == task->starttime;
+}
+
 void tree_thaw(const struct tree *tree, const struct tree *before)
 {
     /* Children first: a parent that waits for one must not see it stopped. */
-    for (size_t i = tree->count; i-- > 0;) {
-        const struct tree_task *was = before ? tree_find(before, tree->tasks[i].pid) : NULL;
-        if (was != NULL && was->state == 'T' && was->starttime == tree->tasks[i].starttime)
-            continue;
-        tree_signal_task(&tree->tasks[i], SIGCONT);
+    for (size_t i = tree->count; i-- > 0;)
+        if (!tree_was_stopped(before, &tree->tasks[i]))
+            tree_signal_task(&tree->tasks[i], SIGCONT);
+}
+
+static bool threads_stopped(pid_t pid)
+{
+    char name[32];
+    snprintf(name, sizeof(name), "%d/task", pid);
+    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        io_close(&fd);
+        return true; /* it has ended */
     }
+    bool stopped = true;
+    for (const struct dirent *entry; stopped && (entry = readdir(dir)) != NULL;) {
+        struct proc_stat stat;
+        if (isdigit((unsigned char)entry->d_name[0]) != 0 &&
+            proc_stat((pid_t)strtol(entry->d_name, NULL, 10), &stat))
+            stopped = strchr("TtZX", stat.state) != NULL;
+    }
+    closedir(dir);
+    return stopped;
+}
+
+bool tree_wait_stopped(const struct tree *tree, double deadline)
+{
+    for (size_t i = 0; i < tree->count; i++)
+        while (!threads_stopped(tree->tasks[i].pid)) {
+            if (io_now() >= deadline)
+                return false;
+            io_sleep_ms(1);
+        }
+    return true;
 }
 
 uint64_t tree_memory(const struct tree *tree)

@@ -30,6 +30,10 @@ const struct tree_task *tree_find(const struct tree *tree, pid_t pid);
 bool tree_signal_task(const struct tree_task *task, int signal);
 /* SIGCONT for all, except those that `before` says were stopped already (NULL: none were). */
 void tree_thaw(const struct tree *tree, const struct tree *before);
+/* Waits until every thread of every process stands still; false when the deadline passes. */
+bool tree_wait_stopped(const struct tree *tree, double deadline);
+/* Whether the recorded process was in a job-control stop. */
+bool tree_was_stopped(const struct tree *tree, const struct tree_task *task);
 /* Bytes of memory that the images will hold about (anonymous and shared). */
 uint64_t tree_memory(const struct tree *tree);
 

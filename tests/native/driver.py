@@ -53,8 +53,8 @@ class Capture:
         prefix: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        self.process = subprocess.Popen(
-            [*prefix, str(binary()), *map(os.fspath, args)],
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            [*prefix, str(binary()), *(os.fspath(arg) for arg in args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
