@@ -1,8 +1,5 @@
 """Chunks: one immutable file a block, named by its content.
 
-A chunk file is the payload followed by a 16-byte trailer. The payload comes first so
-that a raw block stays page-aligned in its file.
-
 Removal and reuse may meet: a writer finds an old garbage chunk and counts on it
 while a collector is about to remove it. Both therefore follow one protocol:
 
@@ -18,25 +15,17 @@ import ctypes
 import errno
 import os
 import secrets
-import struct
 import time
 from contextlib import suppress
 from typing import NamedTuple
 
-import zstandard
 from blake3 import blake3
 
+from .codec import TRAILER_SIZE, Scratch, decode, encode, is_whole
 from .layout import write_all
 from .manifest import Damaged
 from .owner import OwnerStore
 
-#: Bytes of plain data in a block; the last block of a file may be shorter.
-BLOCK = 1 << 20
-_TRAILER = struct.Struct("<4sB3xI4x")
-_MAGIC = b"JGC1"
-_RAW, _ZSTD = 0, 1
-_SAMPLE = 4096
-_SAMPLES = 8
 #: Between a chunk's name and a random part: it is being removed (or put back).
 GONE = ".gone-"
 # How far a reused chunk's time moves at least, in nanoseconds, so that it is seen to
@@ -47,31 +36,6 @@ _SYNC_FILE_RANGE_WRITE = 2
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Scratch:
-    """Buffers and compression contexts of one worker thread, reused for every block."""
-
-    def __init__(self, level: int) -> None:
-        self.plain = bytearray(BLOCK)
-        self.stored = bytearray(BLOCK + _TRAILER.size)
-        self.level = level
-        self._compressor: zstandard.ZstdCompressor | None = None
-        self._decompressor: zstandard.ZstdDecompressor | None = None
-
-    @property
-    def compressor(self) -> zstandard.ZstdCompressor:
-        """This thread's compression context."""
-        if self._compressor is None:
-            self._compressor = zstandard.ZstdCompressor(level=self.level)
-        return self._compressor
-
-    @property
-    def decompressor(self) -> zstandard.ZstdDecompressor:
-        """This thread's decompression context."""
-        if self._decompressor is None:
-            self._decompressor = zstandard.ZstdDecompressor()
-        return self._decompressor
 
 
 class Created(NamedTuple):
@@ -127,7 +91,7 @@ class Chunks:
                 return False
             try:
                 found = os.fstat(fd)
-                if not self._has_trailer(fd, found.st_size):
+                if not is_whole(fd, found.st_size):
                     # Left over from a crash of the machine; writing it again repairs it.
                     return False
                 old = found.st_mtime_ns
@@ -142,12 +106,6 @@ class Chunks:
             finally:
                 os.close(fd)
         return False
-
-    @staticmethod
-    def _has_trailer(fd: int, size: int) -> bool:
-        if size < _TRAILER.size:
-            return False
-        return os.pread(fd, 4, size - _TRAILER.size) == _MAGIC
 
     def write(
         self, name: bytes, plain: memoryview, temporary: str, scratch: Scratch, now_ns: int
@@ -177,7 +135,7 @@ class Chunks:
         """
         if self.reuse(name, now_ns):
             return None
-        payload, codec = self._encode(plain, scratch)
+        payload, trailer = encode(plain, scratch)
         folder = self.folder(name)
         if folder not in self._dirs:
             with suppress(FileExistsError):
@@ -187,7 +145,6 @@ class Chunks:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, 0o600)
-            trailer = _TRAILER.pack(_MAGIC, codec, len(plain))
             size = len(payload) + len(trailer)
             written = os.writev(fd, (payload, trailer))
             if written < size:
@@ -217,7 +174,7 @@ class Chunks:
                 with suppress(FileNotFoundError):
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                     try:
-                        broken = not self._has_trailer(fd, os.fstat(fd).st_size)
+                        broken = not is_whole(fd, os.fstat(fd).st_size)
                     finally:
                         os.close(fd)
                     if broken:
@@ -231,19 +188,6 @@ class Chunks:
                 os.rename(temporary, path)
                 return True
         raise OSError(errno.EAGAIN, "a block keeps changing", path)
-
-    def _encode(self, plain: memoryview, scratch: Scratch) -> tuple[bytes | memoryview, int]:
-        size = len(plain)
-        if size > 2 * _SAMPLE * _SAMPLES:
-            step = size // _SAMPLES
-            sample = b"".join([plain[at : at + _SAMPLE] for at in range(0, step * _SAMPLES, step)])
-            if len(scratch.compressor.compress(sample)) > 0.95 * len(sample):
-                return plain, _RAW
-        packed = scratch.compressor.compress(plain)
-        # Raw is quicker to read, so it takes more than a few per cent to give it up.
-        if len(packed) > size - size // 16:
-            return plain, _RAW
-        return packed, _ZSTD
 
     def read(self, name: bytes, size: int, scratch: Scratch) -> memoryview:
         """Read and verify a block into the thread's buffer.
@@ -263,7 +207,7 @@ class Chunks:
         fd = self._open(name)
         try:
             stored = os.fstat(fd).st_size
-            if stored > size + _TRAILER.size:
+            if stored > size + TRAILER_SIZE:
                 raise Damaged("a block has the wrong size")
             if stored > len(scratch.stored):
                 scratch.stored = bytearray(stored)
@@ -276,37 +220,9 @@ class Chunks:
                 done += got
         finally:
             os.close(fd)
-        plain = self._decode(view, size, scratch)
+        plain = decode(view, size, scratch)
         if self.name(plain) != name:
             raise Damaged("a block does not match its checksum")
-        return plain
-
-    def _decode(self, stored: memoryview, size: int, scratch: Scratch) -> memoryview:
-        if len(stored) < _TRAILER.size:
-            raise Damaged("a block is cut off")
-        payload, trailer = stored[: -_TRAILER.size], stored[-_TRAILER.size :]
-        magic, codec, plain_size = _TRAILER.unpack(trailer)
-        if magic != _MAGIC or plain_size != size:
-            raise Damaged("a block is cut off")
-        if trailer != _TRAILER.pack(magic, codec, plain_size):
-            raise Damaged("a block is stored in an unknown way")
-        if codec == _RAW and len(payload) == size:
-            return payload
-        if codec != _ZSTD:
-            raise Damaged("a block is stored in an unknown way")
-        if size > len(scratch.plain):
-            scratch.plain = bytearray(size)
-        plain = memoryview(scratch.plain)[:size]
-        try:
-            with scratch.decompressor.stream_reader(payload) as reader:
-                done = 0
-                while done < size:
-                    got = reader.readinto(plain[done:])
-                    if got == 0:
-                        raise Damaged("a block is cut off")
-                    done += got
-        except zstandard.ZstdError as error:
-            raise Damaged("a block cannot be decompressed") from error
         return plain
 
     def _open(self, name: bytes) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from ..errors import CkptError
-from .chunks import Scratch
+from .codec import Scratch
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], None]

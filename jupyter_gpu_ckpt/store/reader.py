@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CkptError
-from .chunks import Chunks, Scratch
+from .chunks import Chunks
+from .codec import Scratch
 from .layout import make_private_dir, store_error, translated
 from .manifest import (
     NAME_SIZE,
@@ -51,9 +52,19 @@ class _Rebuilding:
     def __init__(self, entry: FileEntry, path: bytes) -> None:
         self.entry = entry
         self.path = path
-        self.left = 0
+        self.names = [
+            entry.blocks[at : at + NAME_SIZE] for at in range(0, len(entry.blocks), NAME_SIZE)
+        ]
+        self.left = sum(name != ZERO_NAME for name in self.names)
         self.fd = -1
         self._starts = [offset for offset, _ in entry.extents or []]
+
+    def data_size(self, block_size: int) -> int:
+        """Bytes to write, in whole blocks but for the end of the file."""
+        size = self.left * block_size
+        if self.names and self.names[-1] != ZERO_NAME:
+            size -= len(self.names) * block_size - self.entry.size
+        return size
 
     def create(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -143,7 +154,7 @@ class Reader:
         files = [_Rebuilding(e, os.path.join(root, e.path)) for e in index.files]
         pool: Pool[_Block] = Pool(
             self._rebuild_block,
-            total=sum(entry.size for entry in index.files),
+            total=sum(file.data_size(index.block_size) for file in files),
             workers=self._workers,
             level=self._level,
             progress=progress,
@@ -163,17 +174,14 @@ class Reader:
 
     def _blocks(self, files: list[_Rebuilding], block_size: int) -> Iterator[_Block]:
         for file in files:
-            blocks, size = file.entry.blocks, file.entry.size
-            names = [blocks[at : at + NAME_SIZE] for at in range(0, len(blocks), NAME_SIZE)]
-            file.left = sum(name != ZERO_NAME for name in names)
             file.create()
             if not file.left:
                 file.finish()
                 continue
-            for number, name in enumerate(names):
+            for number, name in enumerate(file.names):
                 if name != ZERO_NAME:
                     offset = number * block_size
-                    yield _Block(file, name, offset, min(block_size, size - offset))
+                    yield _Block(file, name, offset, min(block_size, file.entry.size - offset))
 
     def _rebuild_block(self, block: _Block, scratch: Scratch) -> int:
         file = block.file

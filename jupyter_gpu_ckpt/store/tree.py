@@ -6,6 +6,7 @@ elsewhere than a file.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -15,6 +16,10 @@ from typing import Protocol
 
 from ..errors import CkptError
 from .manifest import DirEntry
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Source(Protocol):
@@ -32,20 +37,26 @@ class Source(Protocol):
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill `buffer` from `offset` on."""
 
+    def done_with(self, offset: int, length: int) -> None:
+        """Forget a range that is stored; only a hint."""
+
     def close(self) -> None:
         """Let go; the writer calls it after the last block, and on failure."""
 
 
 class FileSource:
-    """A regular file on disk."""
+    """A regular file on disk; with `consume` its space is freed as it is stored."""
 
-    def __init__(self, path: bytes, file: bytes, found: os.stat_result) -> None:
+    def __init__(
+        self, path: bytes, file: bytes, found: os.stat_result, *, consume: bool = False
+    ) -> None:
         self.path = path
         self.mode = stat.S_IMODE(found.st_mode) & 0o777
         self.mtime_ns = found.st_mtime_ns
         self.size = found.st_size
         self.extents: list[tuple[int, int]] | None = None
         self._file = file
+        self._consume = consume
         self._fd = -1
         # Fewer blocks on disk than bytes: the only files worth asking about holes.
         if found.st_blocks * 512 < found.st_size:
@@ -57,7 +68,14 @@ class FileSource:
 
     def open(self) -> None:
         """See :class:`Source`."""
-        self._fd = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        if self._consume:
+            try:
+                self._fd = os.open(self._file, os.O_RDWR | flags)
+                return
+            except PermissionError:
+                self._consume = False  # a read-only file: reading it has to do
+        self._fd = os.open(self._file, os.O_RDONLY | flags)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """See :class:`Source`."""
@@ -71,6 +89,14 @@ class FileSource:
                     details=os.fsdecode(self.path),
                 )
             done += got
+
+    def done_with(self, offset: int, length: int) -> None:
+        """See :class:`Source`."""
+        if self._consume:
+            # A file system that cannot do it says so, and nothing is lost.
+            _libc.fallocate(
+                self._fd, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)
+            )
 
     def close(self) -> None:
         """See :class:`Source`."""
@@ -98,7 +124,7 @@ def data_extents(fd: int, size: int) -> list[tuple[int, int]] | None:
     return None if extents == [(0, size)] else extents
 
 
-def scan(root: Path) -> Iterator[DirEntry | FileSource]:
+def scan(root: Path, *, consume: bool = False) -> Iterator[DirEntry | FileSource]:
     """Walk an image directory, parents before what is in them, names in order.
 
     Raises
@@ -108,10 +134,10 @@ def scan(root: Path) -> Iterator[DirEntry | FileSource]:
     OSError
         Not readable.
     """
-    yield from _scan(os.fsencode(root), b"")
+    yield from _scan(os.fsencode(root), b"", consume)
 
 
-def _scan(folder: bytes, prefix: bytes) -> Iterator[DirEntry | FileSource]:
+def _scan(folder: bytes, prefix: bytes, consume: bool) -> Iterator[DirEntry | FileSource]:
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
@@ -119,9 +145,9 @@ def _scan(folder: bytes, prefix: bytes) -> Iterator[DirEntry | FileSource]:
         path = prefix + entry.name
         if stat.S_ISDIR(found.st_mode):
             yield DirEntry(path=path, mode=stat.S_IMODE(found.st_mode) & 0o777)
-            yield from _scan(entry.path, path + b"/")
+            yield from _scan(entry.path, path + b"/", consume)
         elif stat.S_ISREG(found.st_mode):
-            yield FileSource(path, entry.path, found)
+            yield FileSource(path, entry.path, found, consume=consume)
         else:
             raise CkptError(
                 "internal",

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ..errors import CkptError
-from .chunks import BLOCK, Chunks, Created, Scratch
+from .chunks import Chunks, Created
+from .codec import BLOCK, Scratch
 from .layout import create_file, move_into, sync_dir, translated
 from .manifest import (
     NAME_SIZE,
@@ -39,7 +40,11 @@ class _Reading:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.names = bytearray(NAME_SIZE * -(-source.size // BLOCK))
-        self.left = 0
+        self.numbers = list(_data_blocks(source))
+        self.left = len(self.numbers)
+
+    def block_size(self, number: int) -> int:
+        return min(BLOCK, self.source.size - number * BLOCK)
 
     def entry(self) -> FileEntry:
         source = self.source
@@ -106,6 +111,7 @@ class StateWriter:
         self,
         source: Path,
         *,
+        consume: bool = False,
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
@@ -115,6 +121,10 @@ class StateWriter:
         ----------
         source
             The image directory; must not change meanwhile.
+        consume
+            Free the disk space of `source` while reading it (its files keep their size and
+            read as zeros), so that image and state are never on disk both whole. Whatever
+            the outcome, `source` is of no use afterwards.
         progress
             Called with (bytes done, bytes in all) from a worker thread, at most every 0.1 s.
         cancel
@@ -128,7 +138,7 @@ class StateWriter:
             then only be aborted.
         """
         with translated("read the image to be stored"):
-            found = list(scan(source))
+            found = list(scan(source, consume=consume))
         self._dirs += [entry for entry in found if isinstance(entry, DirEntry)]
         self.add([s for s in found if not isinstance(s, DirEntry)], progress, cancel)
 
@@ -141,10 +151,9 @@ class StateWriter:
         """Store files from any kind of source; see :meth:`add_tree`."""
         self._check_open()
         readings = [_Reading(source) for source in sources]
-        total = sum(r.source.size for r in readings)
         pool: Pool[_Block] = Pool(
             self._store_block,
-            total=total,
+            total=sum(r.block_size(number) for r in readings for number in r.numbers),
             workers=self._workers,
             level=self._level,
             progress=progress,
@@ -157,17 +166,14 @@ class StateWriter:
             for reading in readings:
                 reading.source.close()
         self._files += [reading.entry() for reading in readings]
-        self._size += total
+        self._size += sum(reading.source.size for reading in readings)
 
     def _blocks(self, readings: list[_Reading]) -> Iterator[_Block]:
         for reading in readings:
-            numbers = list(_data_blocks(reading.source))
-            if not numbers:
-                continue
-            reading.left = len(numbers)
-            reading.source.open()
-            for number in numbers:
-                yield _Block(reading, number, min(BLOCK, reading.source.size - number * BLOCK))
+            if reading.numbers:
+                reading.source.open()
+            for number in reading.numbers:
+                yield _Block(reading, number, reading.block_size(number))
 
     def _store_block(self, block: _Block, scratch: Scratch) -> int:
         reading = block.reading
@@ -176,6 +182,7 @@ class StateWriter:
         if not _is_zero(scratch.plain, block.size):
             at = block.number * NAME_SIZE
             reading.names[at : at + NAME_SIZE] = self._put(plain, scratch)
+        reading.source.done_with(block.number * BLOCK, block.size)
         self._presence.touch()
         with self._lock:
             reading.left -= 1

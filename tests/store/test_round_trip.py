@@ -70,6 +70,18 @@ def test_names_that_are_not_text(
     assert snapshot(tmp_path / "back") == snapshot(image)
 
 
+def test_an_image_may_be_used_up_while_it_is_stored(
+    store: StateStore, image: Path, tmp_path: Path
+) -> None:
+    before = snapshot(image)
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(image, consume=True)
+        record = writer.commit(make_meta())
+    assert (image / "pages-1.img").stat().st_blocks * 512 < MIB
+    store.materialise(record.id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == before
+
+
 def test_progress_goes_up_to_everything(store: StateStore, image: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     with store.begin(KERNEL) as writer:
