@@ -49,15 +49,15 @@ class Scratch:
         return self._decompressor
 
 
-def encode(plain: memoryview, scratch: Scratch) -> tuple[bytes | memoryview, bytes]:
-    """Compress a block if it is worth it; returns payload and trailer."""
+def encode(plain: memoryview, scratch: Scratch) -> tuple[memoryview, bytes]:
+    """Compress a block if it is worth it; returns payload (valid until the next call), trailer."""
     packed = _compress(plain, scratch)
     if packed is None:
         return plain, _TRAILER.pack(_MAGIC, _RAW, len(plain))
     return packed, _TRAILER.pack(_MAGIC, _ZSTD, len(plain))
 
 
-def _compress(plain: memoryview, scratch: Scratch) -> bytes | None:
+def _compress(plain: memoryview, scratch: Scratch) -> memoryview | None:
     size = len(plain)
     if size > 2 * _SAMPLE * _SAMPLES:
         # Noise is known by a few pages of it, at a thirtieth of the cost.
@@ -65,9 +65,19 @@ def _compress(plain: memoryview, scratch: Scratch) -> bytes | None:
         sample = b"".join([plain[at : at + _SAMPLE] for at in range(0, step * _SAMPLES, step)])
         if len(scratch.compressor.compress(sample)) > 0.95 * len(sample):
             return None
-    packed = scratch.compressor.compress(plain)
     # Raw is quicker to read, so it takes more than a few per cent to give it up.
-    return packed if len(packed) <= size - size // 16 else None
+    room = size - size // 16
+    if room > len(scratch.stored):
+        scratch.stored = bytearray(room)
+    packed = memoryview(scratch.stored)[:room]
+    done = 0
+    with scratch.compressor.stream_reader(plain, size=size) as reader:
+        while done < room:
+            got = reader.readinto(packed[done:])
+            if got == 0:
+                return packed[:done]
+            done += got
+    return None
 
 
 def decode(stored: memoryview, size: int, scratch: Scratch) -> memoryview:
