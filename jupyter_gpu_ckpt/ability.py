@@ -72,7 +72,7 @@ class Ability:
         return None
 
     async def differences(
-        self, record: StateRecord, ending_pid: int | None = None
+        self, record: StateRecord, ending_pid: int | None = None, *, beside: bool = False
     ) -> list[Difference]:
         """What a restore of a state would meet here; ``cannot_capture``.
 
@@ -82,9 +82,12 @@ class Ability:
             The state.
         ending_pid
             The kernel that is to make place for it, if one runs.
+        beside
+            Whether it gets process numbers and ports of its own, beside its original.
         """
         probe = await self.probe()
         meta = record.meta
+        ip = meta.connection["ip"]
 
         def look() -> list[Difference]:
             ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
@@ -93,8 +96,8 @@ class Ability:
                 saved=msgspec.convert(meta.node, NodeInfo),
                 here=node_info(probe),
                 mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
-                pids=meta.pids,
-                listeners=[(meta.connection["ip"], meta.connection[name]) for name in _PORTS],
+                pids=[] if beside else meta.pids,
+                listeners=[] if beside else [(ip, meta.connection[name]) for name in _PORTS],
                 ending=ending,
             )
 

@@ -80,8 +80,11 @@ def apply_connection(km: Any, connection: dict[str, Any]) -> None:
         setattr(km, name, value.encode("ascii") if value else None)
 
 
-def same_connection(km: Any, connection: dict[str, Any]) -> bool:
-    """Whether live sockets of this kernel manager will reach a kernel restored from a state."""
+def can_reach(km: Any, connection: dict[str, Any]) -> bool:
+    """Whether live sockets of this kernel manager will reach a kernel restored from a state.
+
+    The address may differ: a copy of a kernel is moved to its own.
+    """
     here = saved_connection(km)
-    names = [*port_names, "ip", "transport", "key", "signature_scheme"]
+    names = [*port_names, "transport", "key", "signature_scheme", "curve_publickey"]
     return all(here.get(name) == connection.get(name) for name in names)

@@ -9,6 +9,7 @@ let the next server find what was lost.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
 
@@ -250,14 +251,10 @@ class Keeper(KeeperSettings):
         record = await in_thread(self.store.state, state_id)
         await self.ability.probe()
         if mode == "new":
-            raise CkptError(
-                "not_restorable",
-                "Opening a state as a new kernel is not supported yet.",
-                hint="Roll the kernel back to it instead.",
-            )
+            return self._revive(record, str(uuid.uuid4()), path, "user").model
         kernel_id = record.meta.kernel_id
         if kernel_id not in self.kernel_manager:
-            return self._revive(record, path or record.meta.path, "user").model
+            return self._revive(record, kernel_id, path or record.meta.path, "user").model
         path = (await self.sessions.paths()).get(kernel_id)
         return self._roll_back(record, self._tracked(kernel_id), path).model
 
@@ -273,9 +270,11 @@ class Keeper(KeeperSettings):
 
         return self.begin("restore", kernel.kernel_id, work, path=path, state_id=record.id)
 
-    def _revive(self, record: StateRecord, path: str | None, cause: Literal["user", "lost"]) -> Run:
+    def _revive(
+        self, record: StateRecord, kernel_id: str, path: str | None, cause: Literal["user", "lost"]
+    ) -> Run:
         work = Restore(self, record, cause).revive
-        return self.begin("restore", record.meta.kernel_id, work, path=path, state_id=record.id)
+        return self.begin("restore", kernel_id, work, path=path, state_id=record.id)
 
     def operations(self) -> list[models.Operation]:
         """Operations of this server, newest first (the last 100 ended ones)."""
@@ -356,7 +355,7 @@ class Keeper(KeeperSettings):
             if lost.record.kernel_id == kernel_id and kernel_id not in self.kernel_manager:
                 await self.ability.probe()
                 path = lost.record.path or lost.state.meta.path
-                return self._revive(lost.state, path, "lost").model
+                return self._revive(lost.state, kernel_id, path, "lost").model
         raise unknown_kernel()
 
     async def dismiss_lost(self, kernel_id: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from .capture import files, images
 from .capture.peers import wait_for_peers
 from .capture.supervisor import Supervisor
-from .connection import same_connection
+from .connection import can_reach, own_address
 from .errors import CkptError
 from .history import ask_new_history_session, learn_kernel_info
 from .models import OperationResult
@@ -51,6 +51,9 @@ class Restore:
         self._record = record
         self._meta = record.meta
         self._cause: Cause = cause
+        self._connection = dict(self._meta.connection)
+        #: Whether another kernel than the state's own comes out of it.
+        self._is_copy = False
         self._warnings: list[str] = []
         self._began = time.monotonic()
 
@@ -71,9 +74,10 @@ class Restore:
             The restore that :meth:`.GpuCkptProvisioner.begin_restore` began at its death.
         """
         provisioner = kernel.provisioner
+        self._place(kernel.kernel_id, kernel.km.ip)
         try:
             async with self._images(run, kernel.pid) as image_dir:
-                if not same_connection(kernel.km, self._meta.connection):
+                if not can_reach(kernel.km, self._connection):
                     raise CkptError(
                         "not_restorable",
                         "The kernel's address has changed since the state was saved.",
@@ -97,25 +101,37 @@ class Restore:
         return self._result(run)
 
     async def revive(self, run: Run) -> OperationResult:
-        """Bring back a kernel that this server does not have, under its old id."""
-        keeper, meta = self._keeper, self._meta
+        """Bring in a kernel that this server does not have.
+
+        Under its old id it is what it was; under another it is a copy, with an address and
+        process numbers of its own, and may run beside its original.
+        """
+        keeper, kernel_id = self._keeper, run.model.kernel_id
+        if kernel_id != self._meta.kernel_id:
+            self._place(kernel_id, own_address(kernel_id))
         async with self._images(run, None) as image_dir:
             run.point_of_no_return()
             supervisor = await self._bring_up(run, image_dir)
         try:
-            kernel = await self._start_manager(supervisor)
+            kernel = await self._start_manager(kernel_id, run.model.path, supervisor)
         except BaseException:
-            keeper.tracker.withdraw(meta.kernel_id)
+            keeper.tracker.withdraw(kernel_id)
             supervisor.kill()
             raise
         kernel.policy.restored(self._record.id)
         # Before the process goes on, so that a page that asks for its session finds it.
         if run.model.path is not None:
-            await keeper.sessions.attach(run.model.path, meta.kernel_id)
+            await keeper.sessions.attach(run.model.path, kernel_id)
         await learn_kernel_info(kernel.km, timeout=2.0)
         await self._connect(run, kernel, supervisor)
         await keeper.leases.renew(kernel)
         return self._result(run)
+
+    def _place(self, kernel_id: str, ip: str) -> None:
+        """Say which kernel the state becomes, and where it listens."""
+        self._is_copy = kernel_id != self._meta.kernel_id
+        if self._is_copy:
+            self._connection["ip"] = ip
 
     # -- steps ---------------------------------------------------------------------------
 
@@ -137,7 +153,9 @@ class Restore:
             yield image_dir
 
     async def _check(self, image_dir: Path, ending_pid: int | None) -> None:
-        found = await self._keeper.ability.differences(self._record, ending_pid)
+        found = await self._keeper.ability.differences(
+            self._record, ending_pid, beside=self._is_copy
+        )
         blocking = [difference for difference in found if difference.blocking]
         if blocking:
             raise CkptError(
@@ -149,7 +167,9 @@ class Restore:
         self._warnings += [difference.message for difference in found if difference.what == "clock"]
 
         def prepare() -> None:
-            images.prepare_for_restore(image_dir)
+            images.prepare_for_restore(
+                image_dir, beside=self._connection["ip"] if self._is_copy else None
+            )
             for path in images.open_files(image_dir):
                 _make_log(path, self._meta.kernel_id)
 
@@ -185,6 +205,7 @@ class Restore:
                     hold=True,
                     hold_timeout=keeper.hold_timeout,
                     timeout=keeper.restore_timeout,
+                    pid_namespace="always" if self._is_copy else "auto",
                     log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
                 )
             )
@@ -197,18 +218,19 @@ class Restore:
             await in_thread(files.clean_up, entries)
         return supervisor
 
-    async def _start_manager(self, supervisor: Supervisor) -> TrackedKernel:
+    async def _start_manager(
+        self, kernel_id: str, path: str | None, supervisor: Supervisor
+    ) -> TrackedKernel:
         """Have the server make a kernel manager that adopts the process."""
         keeper, meta = self._keeper, self._meta
-        kernel_id = meta.kernel_id
         keeper.tracker.offer(
-            kernel_id, WaitingProcess(supervisor, meta.connection, self._activity())
+            kernel_id, WaitingProcess(supervisor, self._connection, self._activity())
         )
         try:
             await keeper.kernel_manager.start_kernel(
                 kernel_id=kernel_id,
                 kernel_name=meta.kernel_name,
-                **await keeper.sessions.launch_arguments(meta.path),
+                **await keeper.sessions.launch_arguments(path),
             )
         except CkptError:
             raise

@@ -108,13 +108,17 @@ def inet_listeners(images_dir: Path) -> list[tuple[str, int]]:
     return sockets.listeners(files)
 
 
-def prepare_for_restore(images_dir: Path) -> None:
+def prepare_for_restore(images_dir: Path, *, beside: str | None = None) -> None:
     """Edit the images so that they can be restored; called by the keeper before every restore.
+
+    ``beside`` is the IPv4 loopback address on which a copy listens that is to run beside its
+    original; ``None`` keeps the addresses.
 
     * A TCP connection whose other end is not in the image comes back as a fresh, closed
       socket. Connections inside the tree stay.
     * The recorded size of files that no process maps is forgotten: such a file may have
       grown since, as IPython's history does, and CRIU would refuse it.
+    * So does a Unix socket whose peer is in neither the image nor this node.
     * Sockets with an address that this node lacks move to the loopback interface.
 
     Idempotent; files are replaced atomically.
@@ -127,7 +131,10 @@ def prepare_for_restore(images_dir: Path) -> None:
     path = images_dir / "files.img"
     files = read_image(path, "file_entry")
     changed = sockets.close_outside_connections(files)
+    changed |= sockets.close_outside_unix_sockets(files)
     changed |= sockets.move_to_this_node(files)
+    if beside is not None:
+        changed |= sockets.move_beside(files, beside)
     changed |= _forget_sizes(files, _mapped_ids(images_dir))
     if changed:
         write_image(path, files)

@@ -14,10 +14,11 @@ import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
-from .images_proto import INETSK, Image
+from .images_proto import INETSK, UNIXSK, Image
 
 _CLOSE: Final = 7
 _LISTEN: Final = 10
+_EXTERNAL: Final = 1  # unix_sk_entry.uflags: a socket that is not in the image
 _MAPPED_V4: Final = bytes(10) + b"\xff\xff"
 
 End = tuple[bytes, int]
@@ -54,6 +55,35 @@ def close_outside_connections(files: Image) -> bool:
     return changed
 
 
+def close_outside_unix_sockets(files: Image) -> bool:
+    """Make Unix sockets unconnected whose other end is neither in the image nor here.
+
+    CRIU itself connects datagram sockets to a name outside of the image again (a logging
+    service, say), and fails when there is none. Returns whether anything changed.
+    """
+    entries = {e.usk.ino: e.usk for e in files.messages if e.type == UNIXSK}
+    changed = False
+    for entry in entries.values():
+        if not entry.peer:
+            continue
+        other = entries.get(entry.peer)
+        if other is None or (other.uflags & _EXTERNAL and not _has_listener(other)):
+            entry.peer = 0
+            entry.state = _CLOSE
+            changed = True
+    return changed
+
+
+def _has_listener(entry: Any) -> bool:
+    name = entry.name if entry.name.startswith(b"\0") else entry.name.rstrip(b"\0")
+    try:
+        with socket.socket(socket.AF_UNIX, entry.type) as probe:
+            probe.connect(name)
+    except OSError:
+        return False
+    return True
+
+
 def move_to_this_node(files: Image) -> bool:
     """Give sockets addresses that exist here. Returns whether anything changed.
 
@@ -84,6 +114,28 @@ def move_to_this_node(files: Image) -> bool:
             entry.state = _CLOSE
             _forget_destination(entry)
             changed = True
+    return changed
+
+
+def move_beside(files: Image, address: str) -> bool:
+    """Give every IPv4 socket an address of its own, so that a copy can run beside its original.
+
+    To be called after :func:`close_outside_connections`. Sockets on the loopback network, and
+    those that take connections from everywhere, keep their ports and move to ``address``;
+    connections inside the tree still match. Returns whether anything changed.
+    """
+    target = socket.inet_aton(address)
+    changed = False
+    for entry in _sockets(files, socket.IPPROTO_TCP, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE):
+        ends = [(entry.src_addr, entry.src_port)]
+        if entry.proto == socket.IPPROTO_TCP:
+            ends.append((entry.dst_addr, entry.dst_port))
+        for words, port in ends:
+            here = _address(words)
+            if port and len(here) == 4 and here != target and (here[0] == 127 or not any(here)):
+                words[:] = _words(target, len(words))
+                entry.ClearField("ifname")
+                changed = True
     return changed
 
 
