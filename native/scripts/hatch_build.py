@@ -67,8 +67,11 @@ class KernelCaptureHook(BuildHookInterface[Any]):
             if found is None:
                 raise RuntimeError("Meson is needed to build kernel-capture: pip install meson")
             meson = [found]
+        # Ninja lies beside the interpreter, which nobody needs to have on the PATH.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         result = subprocess.run(
             [*meson, *arguments],
+            env={**os.environ, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
