@@ -1,0 +1,181 @@
+import type { INotebookTracker } from '@jupyterlab/notebook';
+import type { ServiceManager } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+
+import type { IOperation, IState, KernelStateAPI } from './api';
+import {
+  confirmCancel,
+  confirmDelete,
+  confirmRollback
+} from './dialogs/confirm';
+import { showDetails } from './dialogs/details';
+import { RestoreDialog } from './dialogs/restore';
+import type { IFace } from './face';
+import type { KernelStates } from './model';
+import type { Notices } from './notices';
+import { attachPages } from './pages';
+import type { RequestError } from './request';
+
+/** What a command acts on: a kernel, a notebook, or a kernel of a notebook. */
+export interface ITarget {
+  kernelId: string | null;
+  path: string | null;
+}
+
+/** What the button and the commands do. */
+export class Actions {
+  constructor(private readonly _options: Actions.IOptions) {}
+
+  /** What a click on the toolbar button does. */
+  async click(kernelId: string | null, face: IFace): Promise<void> {
+    const { model, trans } = this._options;
+    if (face.error) {
+      await showDetails(
+        trans.__('Cannot Save Kernel State'),
+        face.error,
+        trans
+      );
+      return;
+    }
+    if (!kernelId) {
+      return;
+    }
+    const { kernel, operation } = model.entry(kernelId);
+    if (operation) {
+      await this._offerCancel(operation);
+    } else if (kernel) {
+      await this.save(kernelId);
+    }
+  }
+
+  /** Save a kernel, and tell how that went. */
+  async save(kernelId: string): Promise<void> {
+    await this._run(this._options.trans.__('Saving Kernel State Failed'), api =>
+      api.save(kernelId)
+    );
+  }
+
+  /** Let the user choose a state and what to do with it. */
+  async restore(target: ITarget): Promise<void> {
+    const { api, trans } = this._options;
+    const states = () => this._states(target);
+    for (;;) {
+      const choice = await RestoreDialog.show({ api, trans, states });
+      if (choice?.action === 'delete') {
+        // Dialogs do not stack: the list comes back after the question.
+        await this._delete(choice.state);
+        continue;
+      }
+      if (choice?.action === 'new') {
+        await this._openAsNew(choice.state);
+      } else if (choice && (await confirmRollback(choice.state, trans))) {
+        await this._rollBack(choice.state);
+      }
+      return;
+    }
+  }
+
+  private async _offerCancel(operation: IOperation): Promise<void> {
+    const { model, notices, trans } = this._options;
+    if (operation.kind !== 'save') {
+      return;
+    }
+    const { done } = model.follow(operation);
+    if (await confirmCancel(done, trans)) {
+      await notices.cancel(operation);
+    }
+  }
+
+  private async _rollBack(state: IState): Promise<void> {
+    const { serviceManager, tracker, trans } = this._options;
+    const operation = await this._run(
+      trans.__('Restoring Kernel State Failed'),
+      api => api.restore(state.id, 'rollback')
+    );
+    if (operation?.result) {
+      await attachPages(
+        tracker,
+        serviceManager.sessions,
+        operation.path ?? state.path,
+        operation.result.kernel_id
+      );
+    }
+  }
+
+  private async _openAsNew(state: IState): Promise<void> {
+    const { commands, serviceManager, trans } = this._options;
+    const operation = await this._run(
+      trans.__('Restoring Kernel State Failed'),
+      api => api.restore(state.id, 'new')
+    );
+    if (operation?.result) {
+      await serviceManager.kernels.refreshRunning();
+      await commands.execute('notebook:create-new', {
+        kernelId: operation.result.kernel_id,
+        kernelName: state.kernel_name
+      });
+    }
+  }
+
+  private async _delete(state: IState): Promise<void> {
+    const { api, model, notices, trans } = this._options;
+    if (!(await confirmDelete(state, trans))) {
+      return;
+    }
+    try {
+      await api.deleteState(state.id);
+    } catch (error) {
+      notices.error(
+        trans.__('Deleting the State Failed'),
+        (error as RequestError).body
+      );
+    }
+    await model.refresh(state.kernel_id);
+  }
+
+  /** The states of a notebook and of its present kernel, newest first. */
+  private async _states(target: ITarget): Promise<IState[]> {
+    const { api } = this._options;
+    const lists = await Promise.all([
+      target.kernelId ? api.states({ kernel: target.kernelId }) : [],
+      target.path ? api.states({ path: target.path }) : []
+    ]);
+    const states = new Map(lists.flat().map(state => [state.id, state]));
+    return [...states.values()].sort((a, b) =>
+      b.created.localeCompare(a.created)
+    );
+  }
+
+  /**
+   * Start an operation and see it through.
+   *
+   * @returns the operation at its end, `null` where it could not be started
+   */
+  private async _run(
+    failure: string,
+    start: (api: KernelStateAPI) => Promise<IOperation>
+  ): Promise<IOperation | null> {
+    const { api, model, notices } = this._options;
+    let operation: IOperation;
+    try {
+      operation = await start(api);
+    } catch (error) {
+      notices.error(failure, (error as RequestError).body);
+      return null;
+    }
+    return notices.follow(model.follow(operation));
+  }
+}
+
+export namespace Actions {
+  export interface IOptions {
+    api: KernelStateAPI;
+    commands: CommandRegistry;
+    model: KernelStates;
+    notices: Notices;
+    serviceManager: ServiceManager.IManager;
+    tracker: INotebookTracker;
+    trans: TranslationBundle;
+  }
+}

@@ -1,0 +1,208 @@
+import type { ServerConnection } from '@jupyterlab/services';
+
+import type { IErrorBody } from './request';
+import { requestAPI } from './request';
+
+export type OperationStatus =
+  'pending' | 'running' | 'done' | 'failed' | 'cancelled';
+
+export type OperationKind = 'save' | 'restore';
+
+/** One thing that differs between a state and the node. */
+export interface IDifference {
+  what: string;
+  message: string;
+  blocking: boolean;
+  saved: string | null;
+  here: string | null;
+}
+
+/** The machine or pod a state was captured on. */
+export interface INode {
+  id: string;
+  hostname: string;
+  kernel_release: string;
+  cpu: string;
+  criu: string | null;
+  gpus: string[];
+}
+
+/** One saved state; sizes in bytes, durations in seconds, times in UTC. */
+export interface IState {
+  id: string;
+  kernel_id: string;
+  kernel_name: string;
+  display_name: string;
+  path: string | null;
+  created: string;
+  reason: string;
+  label: string | null;
+  node: INode;
+  size: number;
+  stored_size: number;
+  frozen_seconds: number;
+  execution_count: number | null;
+  execution_state: string;
+  /** `null` where it was not checked, as in lists. */
+  restorable: boolean | null;
+  differences: IDifference[];
+  warnings: string[];
+}
+
+export interface IOperationResult {
+  state_id: string;
+  kernel_id: string;
+  seconds: number;
+  size: number;
+  frozen_seconds: number | null;
+  warnings: string[];
+}
+
+/** A long operation on one kernel; progress from 0 to 1. */
+export interface IOperation {
+  id: string;
+  kind: OperationKind;
+  kernel_id: string;
+  path: string | null;
+  state_id: string | null;
+  status: OperationStatus;
+  phase: string;
+  progress: number;
+  started: string;
+  finished: string | null;
+  result: IOperationResult | null;
+  error: IErrorBody | null;
+}
+
+/** A running kernel, and whether it can be saved (if not, `error` says why). */
+export interface IKernel {
+  id: string;
+  name: string;
+  display_name: string;
+  path: string | null;
+  execution_state: string;
+  savable: boolean;
+  error: IErrorBody | null;
+  last_state: IState | null;
+  operation: IOperation | null;
+}
+
+/** A kernel that ended without an orderly shutdown and has a state. */
+export interface ILostKernel {
+  kernel_id: string;
+  kernel_name: string;
+  display_name: string;
+  path: string | null;
+  node: string;
+  last_seen: string;
+  state: IState;
+}
+
+/** What to do with a state: replace its kernel, or start a second one. */
+export type RestoreMode = 'rollback' | 'new';
+
+/** Whether an operation will not change any more. */
+export function isFinal(operation: { status: OperationStatus }): boolean {
+  return (
+    operation.status === 'done' ||
+    operation.status === 'failed' ||
+    operation.status === 'cancelled'
+  );
+}
+
+/** The server extension's REST API. Every method rejects with a RequestError. */
+export class KernelStateAPI {
+  constructor(private readonly _settings: ServerConnection.ISettings) {}
+
+  kernel(kernelId: string): Promise<IKernel> {
+    return this._get(`/kernels/${encodeURIComponent(kernelId)}`);
+  }
+
+  save(kernelId: string, label?: string): Promise<IOperation> {
+    return this._send(
+      'POST',
+      `/kernels/${encodeURIComponent(kernelId)}/save`,
+      label ? { label } : {}
+    );
+  }
+
+  /** The states of a kernel or of a notebook, newest first. */
+  states(of: { kernel?: string; path?: string }): Promise<IState[]> {
+    const query = new URLSearchParams(of as Record<string, string>);
+    return this._get('/states', query);
+  }
+
+  /** One state, with what stands in the way of restoring it here. */
+  state(stateId: string): Promise<IState> {
+    return this._get(`/states/${encodeURIComponent(stateId)}`);
+  }
+
+  deleteState(stateId: string): Promise<void> {
+    return this._send('DELETE', `/states/${encodeURIComponent(stateId)}`);
+  }
+
+  restore(stateId: string, mode: RestoreMode): Promise<IOperation> {
+    return this._send(
+      'POST',
+      `/states/${encodeURIComponent(stateId)}/restore`,
+      { mode }
+    );
+  }
+
+  lost(): Promise<ILostKernel[]> {
+    return this._get('/lost');
+  }
+
+  restoreLost(kernelId: string): Promise<IOperation> {
+    return this._send(
+      'POST',
+      `/lost/${encodeURIComponent(kernelId)}/restore`,
+      {}
+    );
+  }
+
+  dismissLost(kernelId: string): Promise<void> {
+    return this._send(
+      'POST',
+      `/lost/${encodeURIComponent(kernelId)}/dismiss`,
+      {}
+    );
+  }
+
+  operation(operationId: string): Promise<IOperation> {
+    return this._get(`/operations/${encodeURIComponent(operationId)}`);
+  }
+
+  /** Ask for an operation to be cancelled; the kernel then runs on as before. */
+  cancel(operationId: string): Promise<void> {
+    return this._send(
+      'DELETE',
+      `/operations/${encodeURIComponent(operationId)}`
+    );
+  }
+
+  private _get<T>(
+    endPoint: string,
+    query: URLSearchParams = new URLSearchParams()
+  ): Promise<T> {
+    // What the page reads on its own must not keep an idle server alive.
+    query.set('no_track_activity', '1');
+    return requestAPI<T>(
+      `${endPoint}?${query}`,
+      { method: 'GET' },
+      this._settings
+    );
+  }
+
+  private _send<T>(
+    method: 'POST' | 'DELETE',
+    endPoint: string,
+    body?: Record<string, string>
+  ): Promise<T> {
+    return requestAPI<T>(
+      endPoint,
+      { method, body: body && JSON.stringify(body) },
+      this._settings
+    );
+  }
+}

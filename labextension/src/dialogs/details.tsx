@@ -1,0 +1,29 @@
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import type { IErrorBody } from '../request';
+
+/** Show all that is known of an error: cause, remedy, and CRIU's own words. */
+export async function showDetails(
+  title: string,
+  error: IErrorBody,
+  trans: TranslationBundle
+): Promise<void> {
+  await showDialog({
+    title,
+    body: (
+      <div className="jp-gpu-ckpt-details">
+        <p>{error.message}</p>
+        {error.hint && <p>{error.hint}</p>}
+        {error.details && (
+          // Focusable, so that the keyboard can scroll it.
+          <pre tabIndex={0} aria-label={trans.__('Details')}>
+            {error.details}
+          </pre>
+        )}
+      </div>
+    ),
+    buttons: [Dialog.okButton({ label: trans.__('Close') })]
+  });
+}

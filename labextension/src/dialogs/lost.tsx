@@ -1,0 +1,140 @@
+import { Dialog } from '@jupyterlab/apputils';
+import { PathExt, Time } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import * as React from 'react';
+
+import type { ILostKernel } from '../api';
+import { formatAge, formatSize } from '../format';
+
+export interface ILostChoice {
+  action: 'restore' | 'dismiss';
+  kernels: ILostKernel[];
+}
+
+class LostBody
+  extends ReactWidget
+  implements Dialog.IBodyWidget<ILostKernel[]>
+{
+  constructor(
+    private readonly _kernels: ILostKernel[],
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-gpu-ckpt-LostBody');
+    this._checked = new Set(_kernels.map(kernel => kernel.kernel_id));
+  }
+
+  getValue(): ILostKernel[] {
+    return this._kernels.filter(kernel => this._checked.has(kernel.kernel_id));
+  }
+
+  protected override render(): JSX.Element {
+    const trans = this._trans;
+    return (
+      <>
+        <p>
+          {trans._n(
+            'This kernel ended with its server or node. Its last saved state can be restored.',
+            'These kernels ended with their server or node. Their last saved states can be restored.',
+            this._kernels.length
+          )}
+        </p>
+        <ul className="jp-gpu-ckpt-list" aria-label={trans.__('Lost kernels')}>
+          {this._kernels.map(kernel => this._item(kernel))}
+        </ul>
+        {this._checked.size === 0 && (
+          // The class makes the dialog disable its accepting buttons.
+          <p className="jp-mod-error jp-gpu-ckpt-none-selected">
+            {trans.__('No kernel is selected.')}
+          </p>
+        )}
+      </>
+    );
+  }
+
+  private _item(kernel: ILostKernel): JSX.Element {
+    const trans = this._trans;
+    const { kernel_id, path, state } = kernel;
+    const toggle = (event: React.ChangeEvent<HTMLInputElement>) => {
+      if (event.target.checked) {
+        this._checked.add(kernel_id);
+      } else {
+        this._checked.delete(kernel_id);
+      }
+      this.update();
+      void this.renderPromise?.then(() => {
+        this.node.dispatchEvent(new Event('input', { bubbles: true }));
+      });
+    };
+    return (
+      <li key={kernel_id} data-kernel-id={kernel_id}>
+        <label className="jp-gpu-ckpt-item">
+          <input
+            type="checkbox"
+            className="jp-mod-styled"
+            checked={this._checked.has(kernel_id)}
+            onChange={toggle}
+          />
+          <span className="jp-gpu-ckpt-item-title" title={path ?? undefined}>
+            {path ? PathExt.basename(path) : kernel.display_name}
+          </span>
+          <span className="jp-gpu-ckpt-item-side">
+            {formatSize(state.size)}
+          </span>
+          <span
+            className="jp-gpu-ckpt-item-detail"
+            title={Time.format(state.created)}
+          >
+            {trans.__(
+              '%1, saved %2',
+              kernel.display_name,
+              formatAge(state.created, trans)
+            )}
+          </span>
+          <span className="jp-gpu-ckpt-item-side">{kernel.node}</span>
+        </label>
+      </li>
+    );
+  }
+
+  private _checked: Set<string>;
+}
+
+/**
+ * Ask which lost kernels to restore.
+ *
+ * @returns what the user chose, `null` for "not now"
+ */
+export async function showLostDialog(
+  kernels: ILostKernel[],
+  trans: TranslationBundle
+): Promise<ILostChoice | null> {
+  const result = await new Dialog<ILostKernel[]>({
+    title: trans.__('Restore Lost Kernels'),
+    body: new LostBody(kernels, trans),
+    buttons: [
+      Dialog.cancelButton({
+        label: trans.__('Not Now'),
+        caption: trans.__('Ask again when the page is loaded anew')
+      }),
+      Dialog.createButton({
+        label: trans.__('Dismiss'),
+        caption: trans.__(
+          'Do not ask again for the selected kernels; their saved states stay'
+        ),
+        className: 'jp-gpu-ckpt-dismiss-lost',
+        accept: true,
+        actions: ['dismiss']
+      }),
+      Dialog.okButton({
+        label: trans.__('Restore'),
+        className: 'jp-gpu-ckpt-restore-lost',
+        actions: ['restore']
+      })
+    ]
+  }).launch();
+
+  const action = result.button.actions[0] as 'restore' | 'dismiss' | undefined;
+  return action && result.value ? { action, kernels: result.value } : null;
+}

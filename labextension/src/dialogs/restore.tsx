@@ -1,0 +1,329 @@
+import { Dialog } from '@jupyterlab/apputils';
+import { Time } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { ReactWidget } from '@jupyterlab/ui-components';
+import * as React from 'react';
+
+import type { IState, KernelStateAPI } from '../api';
+import { explain } from '../face';
+import { formatAge, formatSize } from '../format';
+import type { IErrorBody } from '../request';
+import type { RequestError } from '../request';
+
+/** What the user chose to do with a state. */
+export type RestoreAction = 'rollback' | 'new' | 'delete';
+
+export interface IRestoreChoice {
+  action: RestoreAction;
+  state: IState;
+}
+
+/** Why a state was saved, in a user's words. */
+export function reasonText(state: IState, trans: TranslationBundle): string {
+  if (state.label) {
+    return state.label;
+  }
+  switch (state.reason) {
+    case 'user':
+      return trans.__('Saved by you');
+    case 'idle':
+      return trans.__('Saved while idle');
+    case 'interval':
+      return trans.__('Saved automatically');
+    case 'shutdown':
+      return trans.__('Saved at shutdown');
+    default:
+      return state.reason;
+  }
+}
+
+interface IListProps {
+  states: IState[];
+  selected: string;
+  onSelect: (stateId: string) => void;
+  trans: TranslationBundle;
+}
+
+function StateList(props: IListProps): JSX.Element {
+  const { states, selected, onSelect, trans } = props;
+  const ref = React.useRef<HTMLUListElement>(null);
+  const index = states.findIndex(state => state.id === selected);
+
+  React.useEffect(() => {
+    ref.current
+      ?.querySelector('[aria-selected="true"]')
+      ?.scrollIntoView({ block: 'nearest' });
+  }, [selected]);
+
+  const onKeyDown = (event: React.KeyboardEvent) => {
+    const last = states.length - 1;
+    const target: Record<string, number> = {
+      ArrowDown: Math.min(index + 1, last),
+      ArrowUp: Math.max(index - 1, 0),
+      Home: 0,
+      End: last
+    };
+    if (event.key in target) {
+      event.preventDefault();
+      onSelect(states[target[event.key]].id);
+    }
+  };
+
+  return (
+    <ul
+      ref={ref}
+      className="jp-gpu-ckpt-list"
+      role="listbox"
+      tabIndex={0}
+      aria-label={trans.__('Saved states')}
+      aria-activedescendant={`jp-gpu-ckpt-state-${selected}`}
+      onKeyDown={onKeyDown}
+    >
+      {states.map(state => (
+        <li
+          key={state.id}
+          id={`jp-gpu-ckpt-state-${state.id}`}
+          className="jp-gpu-ckpt-item"
+          role="option"
+          aria-selected={state.id === selected}
+          data-state-id={state.id}
+          onClick={() => onSelect(state.id)}
+        >
+          <span
+            className="jp-gpu-ckpt-item-title"
+            title={Time.format(state.created)}
+          >
+            {formatAge(state.created, trans)}
+          </span>
+          <span className="jp-gpu-ckpt-item-side">
+            {formatSize(state.size)}
+          </span>
+          <span className="jp-gpu-ckpt-item-detail">
+            {reasonText(state, trans)}
+          </span>
+          <span className="jp-gpu-ckpt-item-side">{state.node.hostname}</span>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+interface IFactsProps {
+  state: IState;
+  error: IErrorBody | null;
+  trans: TranslationBundle;
+}
+
+function StateFacts(props: IFactsProps): JSX.Element {
+  const { state, error, trans } = props;
+  const blocking = state.differences.filter(item => item.blocking);
+  const harmless = state.differences.filter(item => !item.blocking);
+  const facts = [Time.format(state.created), state.display_name];
+  if (state.execution_count !== null) {
+    facts.push(trans.__('execution count %1', state.execution_count));
+  }
+  if (state.execution_state === 'busy') {
+    facts.push(trans.__('a cell was running'));
+  }
+  return (
+    <div className="jp-gpu-ckpt-facts" role="status" aria-live="polite">
+      <p>{facts.join(' · ')}</p>
+      {error && <ErrorText error={error} />}
+      {!error && state.restorable === null && (
+        <p>{trans.__('Looking whether it can be restored here…')}</p>
+      )}
+      {state.restorable === false && (
+        // The class makes the dialog disable its accepting buttons.
+        <div className="jp-gpu-ckpt-differences jp-mod-error">
+          <p>{trans.__('This state cannot be restored here:')}</p>
+          <ul>
+            {blocking.map((item, key) => (
+              <li key={key}>{item.message}</li>
+            ))}
+          </ul>
+        </div>
+      )}
+      {(harmless.length > 0 || state.warnings.length > 0) && (
+        <ul className="jp-gpu-ckpt-warnings">
+          {[...harmless.map(item => item.message), ...state.warnings].map(
+            (message, key) => (
+              <li key={key}>{message}</li>
+            )
+          )}
+        </ul>
+      )}
+    </div>
+  );
+}
+
+function ErrorText(props: { error: IErrorBody }): JSX.Element {
+  const { message, hint } = props.error;
+  return (
+    <div className="jp-gpu-ckpt-error jp-mod-error" role="alert">
+      <p>{message}</p>
+      {hint && <p>{hint}</p>}
+    </div>
+  );
+}
+
+/** The dialog's body: the states, and what is known of the selected one. */
+class RestoreBody extends ReactWidget {
+  constructor(
+    private readonly _options: RestoreDialog.IOptions,
+    private readonly _states: IState[] | IErrorBody,
+    selected: string | null
+  ) {
+    super();
+    this.addClass('jp-gpu-ckpt-RestoreBody');
+    if (Array.isArray(_states) && _states.length > 0) {
+      const known = _states.some(state => state.id === selected);
+      this._select(known ? selected! : _states[0].id);
+    }
+  }
+
+  /** The state that is selected, with all that was found out about it. */
+  get current(): IState | null {
+    const id = this._selected;
+    const listed = Array.isArray(this._states)
+      ? this._states.find(state => state.id === id)
+      : undefined;
+    return this._checked.get(id) ?? listed ?? null;
+  }
+
+  protected override render(): JSX.Element {
+    const { trans } = this._options;
+    const states = this._states;
+    if (!Array.isArray(states)) {
+      return <ErrorText error={explain(states, trans)} />;
+    }
+    const state = this.current;
+    if (!state) {
+      return (
+        <div className="jp-gpu-ckpt-empty jp-mod-error">
+          <p>{trans.__('No saved state yet.')}</p>
+          <p>
+            {trans.__(
+              'Save one with “Save Kernel State” in the Kernel menu or with the button in the notebook’s toolbar.'
+            )}
+          </p>
+        </div>
+      );
+    }
+    return (
+      <>
+        <StateList
+          states={states}
+          selected={state.id}
+          onSelect={id => this._select(id)}
+          trans={trans}
+        />
+        <StateFacts
+          state={state}
+          error={this._errors.get(state.id) ?? null}
+          trans={trans}
+        />
+      </>
+    );
+  }
+
+  private _select(id: string): void {
+    this._selected = id;
+    this._changed();
+    if (this._checked.has(id)) {
+      return;
+    }
+    this._options.api
+      .state(id)
+      .then(state => this._checked.set(id, state))
+      .catch((error: RequestError) => {
+        this._errors.set(id, explain(error.body, this._options.trans));
+      })
+      .finally(() => this._changed());
+  }
+
+  private _changed(): void {
+    if (this.isDisposed) {
+      return;
+    }
+    this.update();
+    // The dialog looks for invalid content when something is entered.
+    void this.renderPromise?.then(() => {
+      this.node.dispatchEvent(new Event('input', { bubbles: true }));
+    });
+  }
+
+  private _checked = new Map<string, IState>();
+  private _errors = new Map<string, IErrorBody>();
+  private _selected = '';
+}
+
+/** The dialog that lists the states of a notebook or kernel. */
+export namespace RestoreDialog {
+  export interface IOptions {
+    api: KernelStateAPI;
+    trans: TranslationBundle;
+    /** Read the states to list; may reject with a RequestError. */
+    states: () => Promise<IState[]>;
+  }
+
+  /**
+   * Show the dialog.
+   *
+   * @param selected - the state to select first, the newest where `null`
+   * @returns what the user chose, `null` for nothing
+   */
+  export async function show(
+    options: IOptions,
+    selected: string | null = null
+  ): Promise<IRestoreChoice | null> {
+    const { trans } = options;
+    let states: IState[] | IErrorBody;
+    try {
+      states = await options.states();
+    } catch (error) {
+      states = (error as RequestError).body;
+    }
+    const some = Array.isArray(states) && states.length > 0;
+
+    const body = new RestoreBody(options, states, selected);
+    const result = await new Dialog({
+      title: trans.__('Restore Kernel State'),
+      body,
+      buttons: some
+        ? [
+            Dialog.createButton({
+              label: trans.__('Delete'),
+              caption: trans.__('Delete the selected state'),
+              className: 'jp-gpu-ckpt-delete',
+              displayType: 'warn',
+              accept: false,
+              actions: ['delete']
+            }),
+            Dialog.cancelButton({ label: trans.__('Cancel') }),
+            Dialog.createButton({
+              label: trans.__('Open as New Kernel'),
+              caption: trans.__(
+                'Restore the selected state as a second kernel, in a new notebook'
+              ),
+              className: 'jp-gpu-ckpt-open-new',
+              accept: true,
+              actions: ['new']
+            }),
+            Dialog.okButton({
+              label: trans.__('Roll Back'),
+              caption: trans.__(
+                'Put the selected state in the place of the kernel'
+              ),
+              className: 'jp-gpu-ckpt-rollback',
+              actions: ['rollback']
+            })
+          ]
+        : [Dialog.cancelButton({ label: trans.__('Close') })],
+      focusNodeSelector: '[role="listbox"]'
+    }).launch();
+
+    const action = result.button.actions[0] as RestoreAction | undefined;
+    const state = body.current;
+    return action && state ? { action, state } : null;
+  }
+}

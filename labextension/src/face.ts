@@ -1,0 +1,143 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { LabIcon } from '@jupyterlab/ui-components';
+
+import { formatAge, formatPercent } from './format';
+import { restoreIcon, savedIcon, saveIcon, unavailableIcon } from './icons';
+import type { IKernelEntry } from './model';
+import type { IErrorBody } from './request';
+
+/** What the toolbar button shows. */
+export interface IFace {
+  state: 'ready' | 'saving' | 'saved' | 'unavailable' | 'restoring';
+  icon: LabIcon;
+  /** Text beside the icon, `undefined` for none. */
+  label?: string;
+  /** Tooltip, and the button's name for a screen reader. */
+  title: string;
+  /** What a screen reader says when the button gets this face. */
+  announcement: string;
+  /** Why the kernel cannot be saved. */
+  error?: IErrorBody;
+}
+
+/**
+ * The button's face for a kernel.
+ *
+ * @param entry - what is known of the kernel, `null` where there is none
+ */
+export function faceOf(
+  entry: IKernelEntry | null,
+  trans: TranslationBundle
+): IFace {
+  if (!entry) {
+    return unavailable(
+      {
+        message: trans.__('This notebook has no kernel.'),
+        reason: 'no_kernel',
+        hint: trans.__('Start a kernel first.'),
+        details: null
+      },
+      trans
+    );
+  }
+
+  const { kernel, error, operation } = entry;
+  if (operation) {
+    const percent = formatPercent(operation.progress);
+    return operation.kind === 'save'
+      ? {
+          state: 'saving',
+          icon: saveIcon,
+          label: percent,
+          title: trans.__('Saving kernel state: %1 (click to cancel)', percent),
+          announcement: trans.__('Saving kernel state')
+        }
+      : {
+          state: 'restoring',
+          icon: restoreIcon,
+          label: percent,
+          title: trans.__('Restoring kernel state: %1', percent),
+          announcement: trans.__('Restoring kernel state')
+        };
+  }
+
+  if (error) {
+    return unavailable(explain(error, trans), trans);
+  }
+  if (!kernel) {
+    return {
+      state: 'unavailable',
+      icon: saveIcon,
+      title: trans.__('Looking whether this kernel can be saved…'),
+      announcement: ''
+    };
+  }
+  if (!kernel.savable) {
+    return unavailable(
+      kernel.error ?? {
+        message: trans.__('This kernel cannot be saved.'),
+        reason: 'not_savable',
+        hint: null,
+        details: null
+      },
+      trans
+    );
+  }
+  if (kernel.last_state) {
+    const created = kernel.last_state.created;
+    return {
+      state: 'saved',
+      icon: savedIcon,
+      label: trans.__('Saved %1', formatAge(created, trans, 'narrow')),
+      title: trans.__(
+        'Save kernel state (saved %1)',
+        formatAge(created, trans)
+      ),
+      announcement: trans.__('Kernel state saved')
+    };
+  }
+  return {
+    state: 'ready',
+    icon: saveIcon,
+    title: trans.__('Save kernel state'),
+    announcement: ''
+  };
+}
+
+/** A refusal in the user's words, where the server could not find them. */
+export function explain(
+  error: IErrorBody,
+  trans: TranslationBundle
+): IErrorBody {
+  switch (error.reason) {
+    case 'unreachable':
+      return {
+        ...error,
+        message: trans.__('The Jupyter server cannot be reached.'),
+        details: error.message
+      };
+    case 'no_extension':
+      return {
+        ...error,
+        message: trans.__(
+          'The server extension of jupyter-gpu-ckpt is not enabled.'
+        ),
+        hint: trans.__(
+          'Run “jupyter server extension enable jupyter_gpu_ckpt” and restart the server.'
+        )
+      };
+    default:
+      return error;
+  }
+}
+
+function unavailable(error: IErrorBody, trans: TranslationBundle): IFace {
+  const title = trans.__('Cannot save kernel state: %1', error.message);
+  return {
+    state: 'unavailable',
+    icon: unavailableIcon,
+    title: error.hint ? `${title}\n${error.hint}` : title,
+    announcement: title,
+    error
+  };
+}

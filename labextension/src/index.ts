@@ -1,0 +1,141 @@
+import type {
+  JupyterFrontEnd,
+  JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ILabShell } from '@jupyterlab/application';
+import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
+import { PageConfig } from '@jupyterlab/coreutils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { ITranslator } from '@jupyterlab/translation';
+
+import { Actions } from './actions';
+import { KernelStateAPI } from './api';
+import { SaveButtonWidget } from './button';
+import { addCommands } from './commands';
+import { LostKernels } from './lost';
+import { KernelStates } from './model';
+import { Notices } from './notices';
+import { ReconnectWatcher } from './reconnect';
+import { RestoredKernels } from './restored';
+
+const PLUGIN_ID = 'jupyter-gpu-ckpt:plugin';
+
+/**
+ * When to look for lost kernels again after the server came back, in
+ * milliseconds: the page may be there before the server knows what was lost.
+ */
+const LATE_CHECKS = [5000, 20_000];
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: PLUGIN_ID,
+  description: 'Saves and restores the live state of kernels.',
+  autoStart: true,
+  requires: [INotebookTracker, ITranslator],
+  optional: [
+    ICommandPalette,
+    ILabShell,
+    ISettingRegistry,
+    IToolbarWidgetRegistry
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker,
+    translator: ITranslator,
+    palette: ICommandPalette | null,
+    labShell: ILabShell | null,
+    settingRegistry: ISettingRegistry | null,
+    toolbarRegistry: IToolbarWidgetRegistry | null
+  ) => {
+    const { commands, serviceManager } = app;
+    const { serverSettings } = serviceManager;
+    const trans = translator.load('jupyter_gpu_ckpt');
+    const api = new KernelStateAPI(serverSettings);
+    const model = new KernelStates({ api, events: serviceManager.events });
+    const notices = new Notices(api, trans);
+    const actions = new Actions({
+      api,
+      commands,
+      model,
+      notices,
+      serviceManager,
+      tracker,
+      trans
+    });
+
+    // JupyterLab is one page for all notebooks. Of Notebook 7's pages, the
+    // file list speaks for all kernels and a notebook for its own.
+    const isLab = labShell !== null;
+    const isTree = PageConfig.getOption('notebookPage') === 'tree';
+
+    let settings: ISettingRegistry.ISettings | null = null;
+    const settingsLoaded = settingRegistry
+      ?.load(PLUGIN_ID)
+      .then(loaded => {
+        settings = loaded;
+      })
+      .catch(reason => {
+        console.error(`Failed to load settings for ${PLUGIN_ID}.`, reason);
+      });
+
+    new RestoredKernels({
+      everywhere: isLab,
+      model,
+      notices,
+      serverSettings,
+      tracker,
+      trans
+    });
+    const lost = new LostKernels({
+      api,
+      enabled: () => settings?.get('showRestorePrompt').composite !== false,
+      everywhere: isLab || isTree,
+      model,
+      notices,
+      openPath: async path => {
+        // A tab that Notebook 7 opens without a click would be blocked.
+        if (isLab) {
+          await commands.execute('docmanager:open', { path });
+        }
+      },
+      serviceManager,
+      tracker,
+      trans
+    });
+
+    addCommands({ actions, app, lost, model, palette, trans });
+
+    toolbarRegistry?.addFactory<NotebookPanel>(
+      'Notebook',
+      'save-kernel-state',
+      panel =>
+        new SaveButtonWidget({
+          sessionContext: panel.sessionContext,
+          model,
+          trans,
+          onClick: (kernelId, face) => void actions.click(kernelId, face)
+        })
+    );
+
+    const watcher = new ReconnectWatcher(serviceManager, tracker, () =>
+      api.lost()
+    );
+    watcher.reconnected.connect(() => {
+      void model.refreshAll();
+      void lost.check();
+      LATE_CHECKS.forEach(delay =>
+        window.setTimeout(() => void lost.check(), delay)
+      );
+    });
+
+    void Promise.all([app.restored, settingsLoaded]).then(() => {
+      void lost.check();
+      if (!isLab && !isTree) {
+        tracker.widgetAdded.connect(() => void lost.check());
+      }
+    });
+  }
+};
+
+export default plugin;

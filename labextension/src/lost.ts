@@ -1,0 +1,146 @@
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { INotebookTracker } from '@jupyterlab/notebook';
+import type { ServiceManager } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { ILostKernel, KernelStateAPI } from './api';
+import { showLostDialog } from './dialogs/lost';
+import type { KernelStates } from './model';
+import type { Notices } from './notices';
+import { attachPages, panelsOfPath } from './pages';
+import type { RequestError } from './request';
+
+/** Asks whether to restore kernels that ended with their server or node. */
+export class LostKernels {
+  constructor(private readonly _options: LostKernels.IOptions) {
+    _options.model.kernelEvent.connect((_, event) => {
+      if (event.action === 'lost') {
+        void this.check();
+      }
+    });
+  }
+
+  /**
+   * Ask about lost kernels that this page has not asked about yet.
+   *
+   * Stays silent where there are none, where the user switched the prompt
+   * off, and where the server does not answer.
+   */
+  async check(): Promise<void> {
+    const { api, enabled, everywhere, tracker } = this._options;
+    if (!enabled()) {
+      return;
+    }
+    let kernels: ILostKernel[];
+    try {
+      kernels = await api.lost();
+    } catch {
+      return;
+    }
+    const news = kernels.filter(
+      kernel =>
+        !this._asked.has(kernel.kernel_id) &&
+        (everywhere || panelsOfPath(tracker, kernel.path).length > 0)
+    );
+    if (news.length > 0) {
+      await this._ask(news);
+    }
+  }
+
+  /** Show all lost kernels, also those asked about before. */
+  async show(): Promise<void> {
+    const { api, notices, trans } = this._options;
+    let kernels: ILostKernel[];
+    try {
+      kernels = await api.lost();
+    } catch (error) {
+      notices.error(
+        trans.__('Reading the Lost Kernels Failed'),
+        (error as RequestError).body
+      );
+      return;
+    }
+    if (kernels.length > 0) {
+      await this._ask(kernels);
+    } else {
+      await showDialog({
+        title: trans.__('Restore Lost Kernels'),
+        body: trans.__('No kernel was lost.'),
+        buttons: [Dialog.cancelButton({ label: trans.__('Close') })]
+      });
+    }
+  }
+
+  private async _ask(kernels: ILostKernel[]): Promise<void> {
+    // Remembered before the answer: an event must not open a second prompt.
+    kernels.forEach(kernel => this._asked.add(kernel.kernel_id));
+    const choice = await showLostDialog(kernels, this._options.trans);
+    if (choice?.action === 'restore') {
+      await Promise.all(choice.kernels.map(kernel => this._restore(kernel)));
+    } else if (choice?.action === 'dismiss') {
+      await Promise.all(choice.kernels.map(kernel => this._dismiss(kernel)));
+    }
+  }
+
+  private async _restore(kernel: ILostKernel): Promise<void> {
+    const { api, model, notices, openPath, serviceManager, tracker, trans } =
+      this._options;
+    let operation;
+    try {
+      operation = await api.restoreLost(kernel.kernel_id);
+    } catch (error) {
+      this._asked.delete(kernel.kernel_id);
+      notices.error(
+        trans.__('Restoring Kernel State Failed'),
+        (error as RequestError).body
+      );
+      return;
+    }
+    const final = await notices.follow(model.follow(operation));
+    if (!final.result) {
+      this._asked.delete(kernel.kernel_id);
+      return;
+    }
+    const path = kernel.path;
+    const attached = await attachPages(
+      tracker,
+      serviceManager.sessions,
+      path,
+      final.result.kernel_id
+    );
+    if (path && !attached) {
+      await openPath(path);
+    }
+  }
+
+  private async _dismiss(kernel: ILostKernel): Promise<void> {
+    const { api, notices, trans } = this._options;
+    try {
+      await api.dismissLost(kernel.kernel_id);
+    } catch (error) {
+      notices.error(
+        trans.__('Dismissing Failed'),
+        (error as RequestError).body
+      );
+    }
+  }
+
+  private _asked = new Set<string>();
+}
+
+export namespace LostKernels {
+  export interface IOptions {
+    api: KernelStateAPI;
+    /** Whether the user wants to be asked. */
+    enabled: () => boolean;
+    /** Whether this page asks about every kernel, not only its notebook's. */
+    everywhere: boolean;
+    model: KernelStates;
+    notices: Notices;
+    /** Open a notebook whose kernel was restored, where the page can. */
+    openPath: (path: string) => Promise<void>;
+    serviceManager: ServiceManager.IManager;
+    tracker: INotebookTracker;
+    trans: TranslationBundle;
+  }
+}

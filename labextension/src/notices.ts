@@ -1,0 +1,226 @@
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { IOperation, KernelStateAPI } from './api';
+import { showDetails } from './dialogs/details';
+import { explain } from './face';
+import type { OperationFollower } from './follower';
+import { formatPercent, formatSeconds, formatSize } from './format';
+import type { IErrorBody, RequestError } from './request';
+
+/** Longest notification that JupyterLab shows whole, in characters. */
+const LONGEST_MESSAGE = 140;
+
+/** How long a success stays on screen, in milliseconds. */
+const SUCCESS_SHOWN = 6000;
+
+/** Tells the user how operations go and end. */
+export class Notices {
+  constructor(
+    private readonly _api: KernelStateAPI,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /**
+   * Show an operation from its start to its end.
+   *
+   * @returns the operation at its end; never rejects
+   */
+  async follow(follower: OperationFollower): Promise<IOperation> {
+    const trans = this._trans;
+    const { operation } = follower;
+    const text =
+      operation.kind === 'save'
+        ? trans.__('Saving kernel state…')
+        : trans.__('Restoring kernel state…');
+    const id = Notification.emit(text, 'in-progress', {
+      autoClose: false,
+      progress: operation.progress,
+      actions: [
+        {
+          label: trans.__('Cancel'),
+          callback: event => {
+            // The notification stays until the server says it is cancelled.
+            event.preventDefault();
+            void this.cancel(operation);
+          }
+        }
+      ]
+    });
+    follower.changed.connect((_, { progress }) => {
+      // An update would bring back a notification that the user has hidden.
+      if (document.getElementById(id)) {
+        const message = `${text} ${formatPercent(progress)}`;
+        Notification.update({ id, message, progress });
+      }
+    });
+    const final = await follower.done;
+    this._ended(final, id);
+    return final;
+  }
+
+  /** Ask for an operation to be cancelled. */
+  async cancel(operation: IOperation): Promise<void> {
+    try {
+      await this._api.cancel(operation.id);
+    } catch (error) {
+      this.error(
+        this._trans.__('Cancelling Failed'),
+        (error as RequestError).body
+      );
+    }
+  }
+
+  /**
+   * Tell of a failure, with all that is known of it behind a button.
+   *
+   * @param title - the title of the dialog with the details
+   * @param error - what went wrong
+   * @param options - `prefix`: what to say before the error's own message;
+   *   `id`: the notification to change instead of showing a new one
+   */
+  error(
+    title: string,
+    error: IErrorBody,
+    options: { prefix?: string; id?: string } = {}
+  ): void {
+    const trans = this._trans;
+    const explained = explain(error, trans);
+    const { message, hint, details } = explained;
+    const short = (options.prefix ?? '') + message;
+    const whole = hint ? `${short} ${hint}` : short;
+    const text = whole.length <= LONGEST_MESSAGE ? whole : short;
+    const more = details || text !== whole || text.length > LONGEST_MESSAGE;
+    show(options.id, text, 'error', {
+      autoClose: false,
+      actions: more
+        ? [
+            {
+              label: trans.__('Details'),
+              callback: event => {
+                // The notification stays for another look.
+                event.preventDefault();
+                void showDetails(title, explained, trans);
+              }
+            }
+          ]
+        : []
+    });
+  }
+
+  /**
+   * Tell that a kernel died and was brought back.
+   *
+   * @param age - how long ago its state was saved, `null` where not known
+   * @param startFresh - called when the user wants a fresh kernel instead
+   */
+  restored(age: string | null, startFresh: () => void): void {
+    const trans = this._trans;
+    Notification.warning(
+      age
+        ? trans.__(
+            'The kernel died and was restored to its state saved %1.',
+            age
+          )
+        : trans.__('The kernel died and was restored to its saved state.'),
+      {
+        autoClose: false,
+        actions: [
+          {
+            label: trans.__('Start Fresh Instead'),
+            caption: trans.__(
+              'Restart the kernel with nothing in it; the saved state stays'
+            ),
+            callback: startFresh
+          }
+        ]
+      }
+    );
+  }
+
+  private _ended(operation: IOperation, id: string): void {
+    const trans = this._trans;
+    const { kind, status, result, error } = operation;
+    const saving = kind === 'save';
+    if (status === 'cancelled') {
+      show(
+        id,
+        saving
+          ? trans.__(
+              'Saving the kernel state was cancelled. The kernel runs on.'
+            )
+          : trans.__(
+              'Restoring was cancelled. The saved state is still there.'
+            ),
+        'info',
+        { autoClose: SUCCESS_SHOWN, actions: [] }
+      );
+    } else if (status === 'failed' || !result) {
+      this.error(
+        saving
+          ? trans.__('Saving Kernel State Failed')
+          : trans.__('Restoring Kernel State Failed'),
+        error ?? {
+          message: trans.__('The operation failed.'),
+          reason: 'internal',
+          hint: null,
+          details: null
+        },
+        { id }
+      );
+    } else {
+      const size = formatSize(result.size);
+      const seconds = formatSeconds(result.seconds);
+      const message = saving
+        ? trans.__('Kernel state saved (%1 in %2)', size, seconds)
+        : trans.__('Kernel state restored (%1 in %2)', size, seconds);
+      if (result.warnings.length === 0) {
+        const options = { autoClose: SUCCESS_SHOWN, actions: [] };
+        show(id, message, 'success', options);
+      } else {
+        this._warn(id, message, result.warnings);
+      }
+    }
+  }
+
+  private _warn(id: string, message: string, warnings: string[]): void {
+    const trans = this._trans;
+    show(id, message, 'warning', {
+      autoClose: false,
+      actions: [
+        {
+          label: trans.__('Details'),
+          callback: event => {
+            event.preventDefault();
+            void showDetails(
+              message,
+              {
+                message: trans._n(
+                  'One thing is worth knowing:',
+                  'Some things are worth knowing:',
+                  warnings.length
+                ),
+                reason: 'warnings',
+                hint: null,
+                details: warnings.join('\n')
+              },
+              trans
+            );
+          }
+        }
+      ]
+    });
+  }
+}
+
+/** Change a notification, or show a new one where it is gone. */
+function show(
+  id: string | undefined,
+  message: string,
+  type: 'info' | 'success' | 'warning' | 'error',
+  options: Pick<Notification.IOptions<null>, 'autoClose' | 'actions'>
+): void {
+  if (!id || !Notification.update({ id, message, type, ...options })) {
+    Notification.emit(message, type, options);
+  }
+}

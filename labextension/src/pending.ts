@@ -1,0 +1,97 @@
+import { CodeCell } from '@jupyterlab/cells';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+
+import type { OperationFollower } from './follower';
+
+/** How many states' pending requests are remembered, oldest forgotten first. */
+const REMEMBERED = 50;
+
+/** A cell whose execution the page still waits for. */
+interface IPendingCell {
+  messageId: string;
+  /** Stop waiting: the prompt loses its asterisk. */
+  abandon: () => void;
+}
+
+/** The cells of a notebook that run or wait for their turn. */
+export function pendingCells(panel: NotebookPanel): IPendingCell[] {
+  const pending: IPendingCell[] = [];
+  for (const cell of panel.content.widgets) {
+    if (!(cell instanceof CodeCell)) {
+      continue;
+    }
+    const future = cell.outputArea.future;
+    if (!future || future.isDisposed || !isRunning(cell)) {
+      continue;
+    }
+    pending.push({
+      messageId: future.msg.header.msg_id,
+      abandon: () => future.dispose()
+    });
+  }
+  return pending;
+}
+
+function isRunning(cell: CodeCell): boolean {
+  // JupyterLab before 4.4 has no execution state: there the prompt tells.
+  const state = (cell.model as { executionState?: string }).executionState;
+  return state !== undefined
+    ? state === 'running'
+    : !!cell.promptNode?.textContent?.includes('*');
+}
+
+/**
+ * Which requests a restored kernel still knows.
+ *
+ * A state holds the cell that was running and those that waited for their
+ * turn; what was sent later died with the kernel. The server knows only the
+ * running one, the page knows what it had sent when the save began.
+ */
+export class PendingRequests {
+  /** @param panels - the open notebooks of a kernel */
+  constructor(
+    private readonly _panels: (kernelId: string) => readonly NotebookPanel[]
+  ) {}
+
+  /** Remember what is pending as a save begins. */
+  onOperationStarted(follower: OperationFollower): void {
+    const { kind, kernel_id } = follower.operation;
+    if (kind !== 'save') {
+      return;
+    }
+    const known = new Set<string>();
+    for (const panel of this._panels(kernel_id)) {
+      pendingCells(panel).forEach(cell => known.add(cell.messageId));
+    }
+    if (known.size === 0) {
+      return;
+    }
+    void follower.done.then(operation => {
+      const stateId = operation.result?.state_id ?? operation.state_id;
+      if (operation.status === 'done' && stateId) {
+        this._known.set(stateId, known);
+        if (this._known.size > REMEMBERED) {
+          this._known.delete([...this._known.keys()][0]);
+        }
+      }
+    });
+  }
+
+  /** Stop waiting for what a kernel restored from a state does not know. */
+  abandonUnknown(
+    kernelId: string,
+    stateId: string | null,
+    inFlight: string | null
+  ): void {
+    const known = this._known.get(stateId ?? '');
+    for (const panel of this._panels(kernelId)) {
+      for (const cell of pendingCells(panel)) {
+        if (cell.messageId !== inFlight && !known?.has(cell.messageId)) {
+          cell.abandon();
+        }
+      }
+    }
+  }
+
+  private _known = new Map<string, Set<string>>();
+}

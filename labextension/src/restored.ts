@@ -1,0 +1,124 @@
+import type { INotebookTracker } from '@jupyterlab/notebook';
+import type { ServerConnection } from '@jupyterlab/services';
+import { KernelAPI } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { IKernelEvent } from './events';
+import { formatAge } from './format';
+import type { KernelStates } from './model';
+import type { Notices } from './notices';
+import { panelsOfKernel, refreshStatus } from './pages';
+import { PendingRequests } from './pending';
+
+/**
+ * Keeps the open pages true when a kernel was restored under them: by the
+ * server after its death, or by a user of this or another page.
+ */
+export class RestoredKernels {
+  constructor(private readonly _options: RestoredKernels.IOptions) {
+    const { model, tracker } = _options;
+    this._pending = new PendingRequests(id => panelsOfKernel(tracker, id));
+    model.operationStarted.connect((_, follower) =>
+      this._pending.onOperationStarted(follower)
+    );
+    model.kernelEvent.connect((_, event) => {
+      if (event.action === 'restored') {
+        void this._onRestored(event);
+      } else if (event.action === 'restore_failed') {
+        this._onFailed(event);
+      }
+    });
+  }
+
+  private async _onRestored(event: IKernelEvent): Promise<void> {
+    const { tracker } = this._options;
+    const { kernel_id, state_id, in_flight_msg_id, cause } = event;
+    this._pending.abandonUnknown(kernel_id, state_id, in_flight_msg_id);
+    refreshStatus(panelsOfKernel(tracker, kernel_id));
+    if (cause === 'death' && this._concerns(kernel_id)) {
+      await this._tell(event);
+    }
+  }
+
+  private _onFailed(event: IKernelEvent): void {
+    const { notices, trans } = this._options;
+    const { kernel_id, cause, message } = event;
+    // What the user asked for is answered by its operation.
+    if (cause === 'death' && this._concerns(kernel_id)) {
+      notices.error(
+        trans.__('Restoring Kernel State Failed'),
+        {
+          message: message ?? trans.__('The cause is not known.'),
+          reason: 'restore_failed',
+          hint: null,
+          details: null
+        },
+        { prefix: trans.__('The kernel died and could not be restored: ') }
+      );
+    }
+  }
+
+  /** Whether this page is one that should tell of a kernel. */
+  private _concerns(kernelId: string): boolean {
+    const { everywhere, tracker } = this._options;
+    return everywhere || panelsOfKernel(tracker, kernelId).length > 0;
+  }
+
+  private async _tell(event: IKernelEvent): Promise<void> {
+    const { model, notices, trans } = this._options;
+    await model.refresh(event.kernel_id);
+    const state = model.entry(event.kernel_id).kernel?.last_state;
+    const created =
+      state && (!event.state_id || state.id === event.state_id)
+        ? state.created
+        : await this._created(event.state_id);
+    notices.restored(
+      created && formatAge(created, trans),
+      () => void this._startFresh(event.kernel_id)
+    );
+  }
+
+  private async _created(stateId: string | null): Promise<string | null> {
+    try {
+      return stateId
+        ? (await this._options.model.api.state(stateId)).created
+        : null;
+    } catch {
+      // Only the age is missing from the notice then.
+      return null;
+    }
+  }
+
+  private async _startFresh(kernelId: string): Promise<void> {
+    const { notices, serverSettings, tracker, trans } = this._options;
+    const [panel] = panelsOfKernel(tracker, kernelId);
+    if (panel) {
+      await panel.sessionContext.restartKernel();
+      return;
+    }
+    try {
+      await KernelAPI.restartKernel(kernelId, serverSettings);
+    } catch (error) {
+      notices.error(trans.__('Restarting the Kernel Failed'), {
+        message: error instanceof Error ? error.message : String(error),
+        reason: 'restart_failed',
+        hint: null,
+        details: null
+      });
+    }
+  }
+
+  private _pending: PendingRequests;
+}
+
+export namespace RestoredKernels {
+  export interface IOptions {
+    /** Whether this page tells of every kernel, not only of those it shows. */
+    everywhere: boolean;
+    model: KernelStates;
+    notices: Notices;
+    serverSettings: ServerConnection.ISettings;
+    tracker: INotebookTracker;
+    trans: TranslationBundle;
+  }
+}
