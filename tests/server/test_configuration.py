@@ -1,0 +1,53 @@
+"""The configuration page is true: every trait is there, with its default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from traitlets.config import Configurable
+
+from jupyter_gpu_ckpt.app import GpuCkptApp
+from jupyter_gpu_ckpt.keeper import Keeper
+from jupyter_gpu_ckpt.provisioner import GpuCkptProvisioner
+from tests.harness.node import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "configuration.md"
+UNITS = {1 << 30: "1 GiB", 4 << 30: "4 GiB"}
+
+
+def own_traits(kind: type[Configurable]) -> dict[str, Any]:
+    """The traits that this project adds to a class."""
+    return {
+        name: trait
+        for name, trait in kind.class_traits(config=True).items()
+        if trait.this_class.__module__.startswith("jupyter_gpu_ckpt.")
+    }
+
+
+def rows(section: str) -> dict[str, str]:
+    """The rows of a section's table: the default, by trait."""
+    text = PAGE.read_text().split(f"`c.{section}`\n", 1)[1].split("\n## ")[0]
+    cells = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    return {row[1].strip().strip("`"): row[2].strip() for row in cells}
+
+
+@pytest.mark.parametrize("kind", [Keeper, GpuCkptProvisioner])
+def test_every_trait_is_documented_with_its_default(kind: type[Configurable]) -> None:
+    traits, documented = own_traits(kind), rows(kind.__name__)
+    assert set(documented) == set(traits)
+    for name, trait in traits.items():
+        default = trait.default() if callable(getattr(trait, "default", None)) else None
+        said = documented[name]
+        if default is None or isinstance(default, bool):
+            assert said.startswith(f"`{default}`"), name
+        elif isinstance(default, int | float):
+            assert said == UNITS.get(int(default), f"{default:g}"), name
+        elif name == "node_local_dirs":
+            assert said == ", ".join(f"`{entry}`" for entry in default)
+        assert trait.help, name
+
+
+def test_the_extension_itself_has_none() -> None:
+    assert own_traits(GpuCkptApp) == {}
+    assert "`c.GpuCkptApp`, the server extension itself, has no traits" in PAGE.read_text()
