@@ -9,6 +9,7 @@ let the next server find what was lost.
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
@@ -21,9 +22,10 @@ from .errors import CkptError
 from .observer import make_default, observe
 from .operations import Emit, Operations, Run, in_thread
 from .provisioner import GpuCkptProvisioner
-from .recovery import Leases, unknown_kernel
+from .recovery import Leases
 from .restarter import DeathRestorer
 from .restoring import Restore
+from .roster import Roster, unknown_kernel
 from .saving import Save
 from .sessions import Sessions
 from .settings import KeeperSettings
@@ -72,7 +74,8 @@ class Keeper(KeeperSettings):
             on_stopping=self._on_stopping,
             on_ended=self._on_ended,
         )
-        self.sessions = Sessions(kernel_manager, session_manager, self._is_pristine, self.log)
+        self.roster = Roster(kernel_manager, self.tracker, self.store, self.ability)
+        self.sessions = Sessions(kernel_manager, session_manager, self.roster.is_pristine, self.log)
         self.leases = Leases(
             self.store,
             self.tracker,
@@ -125,88 +128,12 @@ class Keeper(KeeperSettings):
 
     async def kernels(self) -> list[models.Kernel]:
         """Every kernel of the server, and whether it can be saved."""
-        paths = await self.sessions.paths()
-        newest, store_error = await self._newest()
-        node_error = await self.ability.error() or store_error
-        return [
-            self._describe(kernel_id, paths.get(kernel_id), newest.get(kernel_id), node_error)
-            for kernel_id in self.kernel_manager.list_kernel_ids()
-        ]
+        return await self.roster.all(await self.sessions.paths(), self.running)
 
     async def kernel(self, kernel_id: str) -> models.Kernel:
         """One kernel; ``unknown_kernel``."""
-        self._check_known(kernel_id)
-        path = (await self.sessions.paths()).get(kernel_id)
-        newest, store_error = await self._newest(kernel_id)
-        node_error = await self.ability.error() or store_error
-        self._check_known(kernel_id)
-        return self._describe(kernel_id, path, newest.get(kernel_id), node_error)
-
-    async def _newest(
-        self, kernel_id: str | None = None
-    ) -> tuple[dict[str, StateRecord], CkptError | None]:
-        """Each kernel's newest state, or why the store cannot be read: a reason not to save."""
-        newest: dict[str, StateRecord] = {}
-        try:
-            for record in await in_thread(self.store.states, kernel_id):
-                newest.setdefault(record.meta.kernel_id, record)
-        except CkptError as error:
-            return {}, error
-        return newest, None
-
-    def _describe(
-        self,
-        kernel_id: str,
-        path: str | None,
-        newest: StateRecord | None,
-        node_error: CkptError | None,
-    ) -> models.Kernel:
-        km = self.kernel_manager.get_kernel(kernel_id)
-        run = self.running(kernel_id)
-        error = self._why_not(kernel_id) or node_error
-        return describe.kernel(kernel_id, km, path, newest, error, run.model if run else None)
-
-    def _check_known(self, kernel_id: str) -> None:
-        if kernel_id not in self.kernel_manager:
-            raise unknown_kernel()
-
-    def _why_not(self, kernel_id: str) -> CkptError | None:
-        """Why this kernel of the server cannot be saved, whatever the node can do."""
-        provisioner = getattr(self.kernel_manager.get_kernel(kernel_id), "provisioner", None)
-        if isinstance(provisioner, GpuCkptProvisioner):
-            return provisioner.savability
-        return CkptError(
-            "not_savable",
-            "The kernel was not started so that it can be saved.",
-            hint="Its kernelspec or the server's configuration names another kernel provisioner.",
-        )
-
-    def _tracked(self, kernel_id: str) -> TrackedKernel:
-        self._check_known(kernel_id)
-        error = self._why_not(kernel_id)
-        if error is not None:
-            raise error
-        kernel = self.tracker.get(kernel_id)
-        if kernel is None:
-            raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
-        return kernel
-
-    def subscribers(self, kernel_id: str) -> int:
-        """How many sockets of this server listen to the kernel's output; for restores."""
-        km = self.kernel_manager.get_kernel(kernel_id)
-        count = int(self.kernel_manager._kernel_connections.get(kernel_id, 0))
-        count += getattr(km, "_activity_stream", None) is not None
-        count += kernel_id in self.kernel_manager._kernel_buffers
-        kernel = self.tracker.get(kernel_id)
-        count += kernel is not None and kernel.watch is not None
-        return count
-
-    async def _is_pristine(self, kernel_id: str) -> bool:
-        """Whether nobody would miss this kernel: it ran nothing and has no state."""
-        kernel = self.tracker.get(kernel_id)
-        if kernel is None or kernel.watch is None or kernel.watch.now.execution_count is not None:
-            return False
-        return not await in_thread(self.store.states, kernel_id)
+        self.roster.check_known(kernel_id)
+        return await self.roster.one(kernel_id, await self.sessions.paths(), self.running)
 
     # -- operations ----------------------------------------------------------------------
 
@@ -230,10 +157,10 @@ class Keeper(KeeperSettings):
         self, kernel_id: str, *, label: str | None = None, reason: str = "user"
     ) -> models.Operation:
         """Start saving; ``unknown_kernel``, ``busy``, ``not_savable``, ``cannot_capture``."""
-        self._tracked(kernel_id)
+        self.roster.savable(kernel_id)
         await self.ability.probe()
         path = (await self.sessions.paths()).get(kernel_id)
-        save = Save(self, self._tracked(kernel_id), label, reason)
+        save = Save(self, self.roster.savable(kernel_id), label, reason)
         return self.begin("save", kernel_id, save.run, path=path).model
 
     async def restore(
@@ -256,7 +183,7 @@ class Keeper(KeeperSettings):
         if kernel_id not in self.kernel_manager:
             return self._revive(record, kernel_id, path or record.meta.path, "user").model
         path = (await self.sessions.paths()).get(kernel_id)
-        return self._roll_back(record, self._tracked(kernel_id), path).model
+        return self._roll_back(record, self.roster.savable(kernel_id), path).model
 
     def _roll_back(self, record: StateRecord, kernel: TrackedKernel, path: str | None) -> Run:
         async def work(run: Run) -> models.OperationResult:
@@ -325,7 +252,21 @@ class Keeper(KeeperSettings):
         kernel = self.tracker.get(record.meta.kernel_id)
         if kernel is not None:
             kernel.policy.forget(state_id)
+        if record.meta.kernel_id not in self.kernel_manager:
+            await self._tidy(record.meta.kernel_id)
         self.announce.state_deleted(record)
+
+    async def _tidy(self, kernel_id: str) -> None:
+        """Remove what is left of a kernel that does not run, unless it has states."""
+
+        def tidy() -> None:
+            if not self.store.states(kernel_id):
+                self.store.delete_kernel(kernel_id)
+                log = self.launching.log_folder() / f"{kernel_id}.log"
+                for path in (log, log.with_name(log.name + ".supervisor")):
+                    path.unlink(missing_ok=True)
+
+        await in_thread(tidy)
 
     async def gc(self, dry_run: bool = False) -> dict[str, Any]:
         """Remove what no state uses: ``{"chunks", "bytes", "dry_run"}``."""
@@ -334,7 +275,20 @@ class Keeper(KeeperSettings):
 
     async def doctor(self) -> models.Doctor:
         """What this node can capture, and what stands in the way."""
-        return await self.ability.doctor(self.store.usage)
+        return await self.ability.doctor(self._check_store)
+
+    def _check_store(self) -> None:
+        """Raise what would keep a save from being written; in a worker thread."""
+        self.store.usage()
+        folder = self.store_folder()
+        while not folder.exists():
+            folder = folder.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise CkptError(
+                "store_unavailable",
+                f"The folder for saved states cannot be written: {folder}.",
+                hint="Check its permissions, or set Keeper.store_root.",
+            )
 
     # -- lost kernels --------------------------------------------------------------------
 
@@ -385,4 +339,8 @@ class Keeper(KeeperSettings):
             run.cancel_event.set()
 
     def _on_ended(self, kernel_id: str) -> None:
-        self.in_background(self.leases.end(kernel_id))
+        async def end() -> None:
+            await self.leases.end(kernel_id)
+            await self._tidy(kernel_id)
+
+        self.in_background(end())

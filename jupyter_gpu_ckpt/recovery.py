@@ -130,7 +130,7 @@ class Leases:
         async with self._lock:
             record = await in_thread(self._store.kernel, kernel_id)
             if record is None:
-                raise unknown_kernel()
+                raise CkptError("unknown_kernel", "There is no such kernel.")
             record.dismissed = True
             record.lease = None
             await in_thread(self._store.put_kernel, record)
@@ -188,11 +188,6 @@ class Leases:
         return lease.node_id == self._node_id and not process_lives(
             lease.server_pid, lease.server_start
         )
-
-
-def unknown_kernel() -> CkptError:
-    """What to raise for a kernel id nobody knows."""
-    return CkptError("unknown_kernel", "There is no such kernel.")
 
 
 def process_lives(pid: int, start: float) -> bool:

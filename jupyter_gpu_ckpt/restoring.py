@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from .capture import files, images
+from .capture.node import node_info
 from .capture.peers import wait_for_peers
 from .capture.supervisor import Supervisor
-from .connection import can_reach, own_address
+from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
 from .history import ask_new_history_session, learn_kernel_info
 from .models import OperationResult
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from .keeper import Keeper
 
 Cause = Literal["death", "user", "lost"]
+
+#: Seconds beyond its wait for connections after which a held kernel goes on by itself, should
+#: this server not come to release it.
+_HOLD_MARGIN: Final = 20.0
 
 #: Seconds that the old process tree has to be gone once it was killed.
 _KILL_TIMEOUT: Final = 15.0
@@ -122,7 +127,8 @@ class Restore:
         # Before the process goes on, so that a page that asks for its session finds it.
         if run.model.path is not None:
             await keeper.sessions.attach(run.model.path, kernel_id)
-        await learn_kernel_info(kernel.km, timeout=2.0)
+        if self._meta.execution_state == "busy":
+            await learn_kernel_info(kernel.km, timeout=2.0)
         await self._connect(run, kernel, supervisor)
         await keeper.leases.renew(kernel)
         return self._result(run)
@@ -164,14 +170,13 @@ class Restore:
                 hint="The state is kept: restore it on a node like the one it was saved on.",
                 details="\n".join(difference.message for difference in blocking),
             )
-        self._warnings += [difference.message for difference in found if difference.what == "clock"]
 
         def prepare() -> None:
             images.prepare_for_restore(
                 image_dir, beside=self._connection["ip"] if self._is_copy else None
             )
             for path in images.open_files(image_dir):
-                _make_log(path, self._meta.kernel_id)
+                _make_log(Path(path), self._keeper.launching.log_folder())
 
         await in_thread(prepare)
 
@@ -203,7 +208,7 @@ class Restore:
                     pids=meta.pids,
                     cwd=meta.cwd if meta.cwd and os.path.isdir(meta.cwd) else None,
                     hold=True,
-                    hold_timeout=keeper.hold_timeout,
+                    hold_timeout=keeper.hold_timeout + _HOLD_MARGIN,
                     timeout=keeper.restore_timeout,
                     pid_namespace="always" if self._is_copy else "auto",
                     log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
@@ -216,7 +221,18 @@ class Restore:
                 raise
         finally:
             await in_thread(files.clean_up, entries)
+        self._check_clock(supervisor)
         return supervisor
+
+    def _check_clock(self, supervisor: Supervisor) -> None:
+        """Warn where the monotonic clock may have jumped: it begins at zero with each boot."""
+        restored = supervisor.restored
+        same_boot = self._meta.node.get("boot_id") == node_info().boot_id
+        if restored is not None and not restored.time_namespace and not same_boot:
+            self._warnings.append(
+                "The node's clock is not the old one's: a sleep or timer that was running may end "
+                "early or late."
+            )
 
     async def _start_manager(
         self, kernel_id: str, path: str | None, supervisor: Supervisor
@@ -257,10 +273,9 @@ class Restore:
         km.execution_state = meta.execution_state
         if meta.language.lower() == "python":
             ask_new_history_session(km)
-        expected = self._keeper.subscribers(kernel.kernel_id)
-        there = await wait_for_peers(
-            km.ip, km.iopub_port, expected, timeout=max(1.0, self._keeper.hold_timeout - 1)
-        )
+        expected = self._keeper.roster.subscribers(kernel.kernel_id)
+        ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
+        there = await wait_for_peers(ip, km.iopub_port, expected, timeout=self._keeper.hold_timeout)
         if not there:
             self._warnings.append("Output right after the restore may be missing.")
         km.execution_state = meta.execution_state
@@ -285,11 +300,9 @@ class Restore:
         )
 
 
-def _make_log(path: str, kernel_id: str) -> None:
-    """The kernel's log is open in every image; a new home folder may not have it yet."""
-    log = Path(path)
-    if log.name != f"{kernel_id}.log" or log.exists():
-        return
-    with contextlib.suppress(OSError):
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+def _make_log(path: Path, folder: Path) -> None:
+    """A kernel's log is open in its images; a home folder may not have it (any more)."""
+    if path.parent == folder and path.suffix == ".log":
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))

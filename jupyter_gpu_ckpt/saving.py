@@ -19,7 +19,7 @@ from .connection import saved_connection
 from .errors import CkptError
 from .models import OperationResult
 from .operations import Run, in_thread
-from .store import StateMeta, StateRecord
+from .store import StateMeta
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -57,16 +57,29 @@ class Save:
         native = self._keeper.ability.native()
         probe = await self._keeper.ability.probe()
         pid = self._pid()
-        process = await in_thread(_describe, pid)
+        process = await in_thread(_look_at, pid)
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
             image_dir.mkdir(mode=0o700)
             await in_thread(check_save, pid, probe, spool)
-            run.phase("dumping", 0.02)
-            dump, node_local = await self._dump(run, native, pid, image_dir)
-            frozen_at = _frozen_at(image_dir, dump)
-            run.phase("storing", 0.5)
-            record = await self._store(run, image_dir, probe, dump, node_local, process, frozen_at)
+            # First, because a store that cannot be written should not cost the kernel a freeze.
+            writer = await in_thread(self._keeper.store.begin, self._kernel.kernel_id)
+            try:
+                run.phase("dumping", 0.02)
+                dump, node_local = await self._dump(run, native, pid, image_dir)
+                frozen_at = _frozen_at(image_dir, dump)
+                run.phase("storing", 0.5)
+                await in_thread(
+                    lambda: writer.add_tree(
+                        image_dir, progress=run.span(0.5, 0.97), cancel=run.cancel_flag
+                    )
+                )
+                meta = await self._describe(image_dir, probe, dump, node_local, process, frozen_at)
+                run.point_of_no_return()
+                record = await in_thread(writer.commit, meta)
+            except BaseException:
+                await in_thread(writer.abort)
+                raise
         if self._kernel.provisioner.supervisor is self._supervisor:
             self._kernel.policy.saved(record.id)
         await self._keeper.leases.renew(self._kernel)
@@ -109,64 +122,52 @@ class Save:
         )
         return dump, found
 
-    async def _store(
+    async def _describe(
         self,
-        run: Run,
         image_dir: Path,
         probe: Probe,
         dump: DumpResult,
         node_local: list[files.NodeLocalEntry],
         process: dict[str, Any],
         frozen_at: float,
-    ) -> StateRecord:
+    ) -> StateMeta:
+        """What must be known about the state beside its images."""
         kernel, km = self._kernel, self._kernel.km
-        writer = await in_thread(self._keeper.store.begin, kernel.kernel_id)
-        try:
-            await in_thread(
-                lambda: writer.add_tree(
-                    image_dir, progress=run.span(0.5, 0.97), cancel=run.cancel_flag
-                )
+        mapped, pids, node = await in_thread(
+            lambda: (
+                images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
+                images.all_pids(image_dir),
+                node_info(probe),
             )
-            mapped, pids, node = await in_thread(
-                lambda: (
-                    images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
-                    images.all_pids(image_dir),
-                    node_info(probe),
-                )
-            )
-            run.point_of_no_return()
-            # By now what the kernel published before it was frozen has arrived.
-            assert kernel.watch is not None
-            activity = kernel.watch.at(frozen_at)
-            spec = km.kernel_spec
-            meta = StateMeta(
-                kernel_id=kernel.kernel_id,
-                kernel_name=km.kernel_name,
-                display_name=spec.display_name if spec else km.kernel_name,
-                language=spec.language if spec else "",
-                path=(await self._keeper.sessions.paths()).get(kernel.kernel_id),
-                reason=self._reason,
-                label=self._label,
-                node=msgspec.to_builtins(node),
-                connection=saved_connection(km),
-                execution_count=activity.execution_count,
-                execution_state=activity.execution_state,
-                in_flight_msg_id=activity.in_flight_msg_id,
-                frozen_seconds=dump.frozen_seconds,
-                mapped_files=msgspec.to_builtins(mapped),
-                node_local=msgspec.to_builtins(node_local),
-                pids=pids,
-                cwd=process["cwd"],
-                argv=process["argv"],
-                warnings=[],
-            )
-            return await in_thread(writer.commit, meta)
-        except BaseException:
-            await in_thread(writer.abort)
-            raise
+        )
+        if kernel.watch is None:
+            raise CkptError("cancelled", "The kernel was shut down meanwhile.")
+        # By now what the kernel published before it was frozen has arrived.
+        activity = kernel.watch.at(frozen_at)
+        spec = km.kernel_spec
+        return StateMeta(
+            kernel_id=kernel.kernel_id,
+            kernel_name=km.kernel_name,
+            display_name=spec.display_name if spec else km.kernel_name,
+            language=spec.language if spec else "",
+            path=(await self._keeper.sessions.paths()).get(kernel.kernel_id),
+            reason=self._reason,
+            label=self._label,
+            node=msgspec.to_builtins(node),
+            connection=saved_connection(km),
+            execution_count=activity.execution_count,
+            execution_state=activity.execution_state,
+            in_flight_msg_id=activity.in_flight_msg_id,
+            frozen_seconds=dump.frozen_seconds,
+            mapped_files=msgspec.to_builtins(mapped),
+            node_local=msgspec.to_builtins(node_local),
+            pids=pids,
+            cwd=process["cwd"],
+            argv=process["argv"],
+        )
 
 
-def _describe(pid: int) -> dict[str, Any]:
+def _look_at(pid: int) -> dict[str, Any]:
     try:
         process = psutil.Process(pid)
         return {"cwd": process.cwd(), "argv": process.cmdline()}

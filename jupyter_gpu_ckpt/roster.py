@@ -1,0 +1,127 @@
+"""The kernels of the server as clients see them, and whether each can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import describe
+from .ability import Ability
+from .errors import CkptError
+from .models import Kernel
+from .operations import Run, in_thread
+from .provisioner import GpuCkptProvisioner
+from .store import StateRecord, StateStore
+from .tracking import TrackedKernel, Tracker
+
+#: Gives the operation that runs on a kernel now, if any.
+Running = Callable[[str], "Run | None"]
+
+
+class Roster:
+    """Looks kernels up; part of the keeper.
+
+    Parameters
+    ----------
+    kernel_manager
+        The server's own.
+    tracker
+        Those that run below a supervisor.
+    store
+        For their newest states.
+    ability
+        What the node can do.
+    """
+
+    def __init__(
+        self, kernel_manager: Any, tracker: Tracker, store: StateStore, ability: Ability
+    ) -> None:
+        self._kernel_manager = kernel_manager
+        self._tracker = tracker
+        self._store = store
+        self._ability = ability
+
+    async def all(self, paths: dict[str, str], running: Running) -> list[Kernel]:
+        """Every kernel of the server; ``paths`` are their notebooks'."""
+        newest: dict[str, StateRecord] = {}
+        for record in await in_thread(self._store.states):
+            newest.setdefault(record.meta.kernel_id, record)
+        node_error = await self._ability.error()
+        return [
+            self._describe(kernel_id, paths, newest.get(kernel_id), node_error, running)
+            for kernel_id in self._kernel_manager.list_kernel_ids()
+        ]
+
+    async def one(self, kernel_id: str, paths: dict[str, str], running: Running) -> Kernel:
+        """One kernel; ``unknown_kernel``."""
+        states = await in_thread(self._store.states, kernel_id)
+        node_error = await self._ability.error()
+        self.check_known(kernel_id)
+        newest = states[0] if states else None
+        return self._describe(kernel_id, paths, newest, node_error, running)
+
+    def check_known(self, kernel_id: str) -> None:
+        """Raise ``unknown_kernel`` unless the server has this kernel."""
+        if kernel_id not in self._kernel_manager:
+            raise unknown_kernel()
+
+    def savable(self, kernel_id: str) -> TrackedKernel:
+        """The kernel, if it was started so that it can be saved.
+
+        Raises CkptError ``unknown_kernel`` or ``not_savable``.
+        """
+        self.check_known(kernel_id)
+        error = self._why_not(kernel_id)
+        if error is not None:
+            raise error
+        kernel = self._tracker.get(kernel_id)
+        if kernel is None:
+            raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
+        return kernel
+
+    def subscribers(self, kernel_id: str) -> int:
+        """How many sockets of this server listen to the kernel's output; for restores."""
+        km = self._kernel_manager.get_kernel(kernel_id)
+        count = int(self._kernel_manager._kernel_connections.get(kernel_id, 0))
+        count += getattr(km, "_activity_stream", None) is not None
+        count += kernel_id in self._kernel_manager._kernel_buffers
+        kernel = self._tracker.get(kernel_id)
+        count += kernel is not None and kernel.watch is not None
+        return count
+
+    async def is_pristine(self, kernel_id: str) -> bool:
+        """Whether nobody would miss this kernel: it ran nothing and has no state."""
+        kernel = self._tracker.get(kernel_id)
+        if kernel is None or kernel.watch is None or kernel.watch.now.execution_count is not None:
+            return False
+        return not await in_thread(self._store.states, kernel_id)
+
+    def _describe(
+        self,
+        kernel_id: str,
+        paths: dict[str, str],
+        newest: StateRecord | None,
+        node_error: CkptError | None,
+        running: Running,
+    ) -> Kernel:
+        km = self._kernel_manager.get_kernel(kernel_id)
+        run = running(kernel_id)
+        error = self._why_not(kernel_id) or node_error
+        operation = run.model if run else None
+        return describe.kernel(kernel_id, km, paths.get(kernel_id), newest, error, operation)
+
+    def _why_not(self, kernel_id: str) -> CkptError | None:
+        """Why this kernel of the server cannot be saved, whatever the node can do."""
+        provisioner = getattr(self._kernel_manager.get_kernel(kernel_id), "provisioner", None)
+        if isinstance(provisioner, GpuCkptProvisioner):
+            return provisioner.savability
+        return CkptError(
+            "not_savable",
+            "The kernel was not started so that it can be saved.",
+            hint="Its kernelspec or the server's configuration names another kernel provisioner.",
+        )
+
+
+def unknown_kernel() -> CkptError:
+    """What to raise for a kernel id nobody knows."""
+    return CkptError("unknown_kernel", "There is no such kernel.")
