@@ -35,12 +35,12 @@ _SAVE: Final = (
         "no_space",
     ),
     _rule(
-        r"io_uring|anon_inode:\[io_uring\]",
+        r"io_uring|send_fds failed \(-22\)",
         "The kernel uses io_uring, which cannot be saved.",
         "Close what uses it (an asynchronous file or network library), then save again.",
     ),
     _rule(
-        r"/dev/nvidia|nvidia(?:ctl|-uvm)|/dev/dri/|/dev/kfd|can't dump unsupported.*195",
+        r"/dev/nvidia|nvidia(?:ctl|-uvm)|/dev/dri/|/dev/kfd|of that type .*\(chr (?:195|226):",
         "The kernel uses a GPU, which this version cannot save yet.",
         "Restart the kernel without using the GPU.",
     ),
@@ -61,6 +61,17 @@ _SAVE: Final = (
         "Save again in a moment.",
     ),
     _rule(
+        r"in-flight socket",
+        "A program was just connecting to the kernel through a Unix socket, and such a half-open "
+        "connection cannot be saved.",
+        "Save again in a moment.",
+    ),
+    _rule(
+        r"half of stream unix connection\. name: (?:\(null\)|(\S+)); peer name: (?!\(null\))(\S+)",
+        "The kernel is connected to a program outside of it through the Unix socket {1}.",
+        "Close that connection (a database, a display, an agent) and save again.",
+    ),
+    _rule(
         r"Can't dump half of stream unix connection|external stream|unix.*(?:external|peer.*not)",
         "The kernel has a Unix socket connection to a program outside of it.",
         "Close that connection (a database, a display, an agent) and save again.",
@@ -76,8 +87,7 @@ _SAVE: Final = (
         "Close the terminal and save again.",
     ),
     _rule(
-        r"(?:Unsupported|Unknown) (?:socket |inet )?(?:proto|family|type)|BUG.*socket|"
-        r"Can't dump \d+ (?:inet )?socket|Unsupported proto|raw socket|PF_\w+ not supported",
+        r"(?:Unsupported|Unknown) (?:socket|proto|family|type)|Can't dump \d+ (?:inet )?socket",
         "The kernel has a kind of network socket open that cannot be saved.",
         _CLOSE_IT,
     ),
@@ -86,6 +96,26 @@ _SAVE: Final = (
         r"anon_inode:\[?(\w[\w-]*)\]?",
         "The kernel has something open that cannot be saved ({1}).",
         _CLOSE_IT,
+    ),
+    _rule(
+        r"SysVIPC|doesn't live in IPC ns",
+        "The kernel uses System V shared memory or semaphores, which cannot be saved.",
+        "Release them, or use POSIX shared memory (multiprocessing.shared_memory).",
+    ),
+    _rule(
+        r"pidfd pid (\d+) is not a part of process tree",
+        "The kernel holds a handle (pidfd) on process {1}, which is not its own.",
+        _CLOSE_IT,
+    ),
+    _rule(
+        r"path=/(secretmem) \(deleted\)",
+        "The kernel has something open that cannot be saved ({1}).",
+        _CLOSE_IT,
+    ),
+    _rule(
+        r"Can't get rlimit|Can't (?:get|dump) .*Operation not permitted",
+        "A process that the kernel started runs as another user, or is protected.",
+        "End processes that were started with sudo, then save again.",
     ),
     _rule(
         r"Can't dump file \d+ of that type|unsupported (?:file|mode)|Unsupported file",
@@ -99,8 +129,7 @@ _SAVE: Final = (
         "Close files on removable, overlaid or private mounts, then save again.",
     ),
     _rule(
-        r"[Nn]ested (?:pid |mnt |net |user |ipc )?namespace|namespaces? (?:is|are) not supported|"
-        r"Can't dump nested",
+        r"[Nn]ested (?:\w+ )?namespace|namespaces? (?:is|are) not supported",
         "A process of the kernel runs in a container or sandbox of its own, which cannot be saved.",
         "End that process (a sandboxed browser, say) and save again.",
     ),
@@ -181,6 +210,12 @@ _RESTORE: Final = (
         r"Cannot allocate memory|ENOMEM|Out of memory|Can't (?:mmap|map|premap)",
         "There is not enough memory here for the kernel.",
         "End other kernels, or restore on a machine with more memory.",
+    ),
+    _rule(
+        r"Can't restore sub-task in NS",
+        "A process of the kernel ran in a container or sandbox of its own, which cannot be "
+        "restored.",
+        "Restore an older state, from before that process was started.",
     ),
     _rule(
         r"seccomp",

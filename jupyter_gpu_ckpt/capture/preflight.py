@@ -56,6 +56,7 @@ def check_save(pid: int, probe: Probe, spool: Path) -> None:
     for member in tree:
         status = procfs.status(member)
         _check_process(member, status)
+        _check_namespaces(member, pid, status)
         needed += _dump_size(status)
     needed = int(needed * _MARGIN)
     free = shutil.disk_usage(spool).free
@@ -171,6 +172,17 @@ def _check_process(pid: int, status: dict[str, str]) -> None:
                 hint="Close what uses it, then save again.",
                 details=f"{name}: {target}",
             )
+
+
+def _check_namespaces(pid: int, root: int, status: dict[str, str]) -> None:
+    """CRIU may dump a process in namespaces of its own, but cannot restore it."""
+    if procfs.namespaces(pid) != procfs.namespaces(root) and os.path.exists(f"/proc/{pid}"):
+        raise CkptError(
+            "not_savable",
+            f"{status.get('Name', 'A process')} (process {pid}), which the kernel started, runs in "
+            "a container or sandbox of its own, and cannot be saved.",
+            hint="End it, then save again.",
+        )
 
 
 def _dump_size(status: dict[str, str]) -> int:

@@ -71,6 +71,17 @@ def cwd(pid: int) -> str | None:
         return None
 
 
+def namespaces(pid: int) -> tuple[str | None, ...]:
+    """Which namespaces a process is in, for comparison."""
+    found: list[str | None] = []
+    for name in ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/ns/{name}"))
+        except OSError:
+            found.append(None)
+    return tuple(found)
+
+
 def unix_socket_paths(pid: int) -> dict[int, str]:
     """Inode -> path of the Unix sockets that are bound to a path, in the process's namespace."""
     found = {}

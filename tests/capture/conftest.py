@@ -57,6 +57,7 @@ class RunningKernel:
     def connect(self) -> BlockingKernelClient:
         client = BlockingKernelClient(connection_file=self.connection_file)
         client.load_connection_file()
+        client.hb_channel.time_to_dead = 10  # a busy machine is not a dead kernel
         client.start_channels()
         client.wait_for_ready(timeout=30)
         return client
@@ -110,9 +111,18 @@ class RunningKernel:
         )
         self.supervisors.append(self.supervisor)
         self.pid = self.supervisor.wait_started(40)
-        connected = wait_for_peers(self.client.ip, self.client.iopub_port, 1, timeout=10)
-        assert finish(connected), "the client did not reconnect"
+        self.wait_for_reconnection()
         self.supervisor.release()
+
+    def wait_for_reconnection(self) -> None:
+        """A client subscribes again only while its program looks at the socket, as servers do."""
+        subscriber = self.client.iopub_channel.socket
+        peers = wait_for_peers(self.client.ip, self.client.iopub_port, 1, timeout=10)
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(asyncio.run, peers)
+            while not waiting.done():
+                subscriber.poll(10)
+        assert waiting.result(), "the client did not reconnect"
 
     def close(self) -> None:
         self.client.stop_channels()
