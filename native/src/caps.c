@@ -102,6 +102,15 @@ bool caps_raise(int capability)
     return set(&sets);
 }
 
+void caps_raise_all(void)
+{
+    struct sets sets;
+    if (caps_root() || !get(&sets))
+        return;
+    sets.effective = sets.permitted;
+    set(&sets);
+}
+
 void caps_lower(void)
 {
     struct sets sets;
@@ -111,9 +120,24 @@ void caps_lower(void)
     set(&sets);
 }
 
+bool caps_can_capture(struct kc_result *result)
+{
+    if (!caps_permitted(CAP_CHECKPOINT_RESTORE) && !caps_permitted(CAP_SYS_ADMIN))
+        return kc_fail(result, KC_NO_CAPABILITY,
+                       "The right to capture processes (CAP_CHECKPOINT_RESTORE) is missing.");
+    if (!caps_permitted(CAP_NET_ADMIN))
+        return kc_fail(result, KC_NO_CAPABILITY,
+                       "The right to capture network connections (CAP_NET_ADMIN) is missing.");
+    if (!caps_permitted(CAP_SETPCAP))
+        return kc_fail(result, KC_NO_CAPABILITY,
+                       "The right to restore capability sets (CAP_SETPCAP) is missing.");
+    return true;
+}
+
 bool caps_unprivileged(void)
 {
-    return !caps_root();
+    /* Root of a container often lacks what CRIU takes for granted of root. */
+    return !caps_root() || !caps_permitted(CAP_SYS_ADMIN);
 }
 
 bool caps_give_to_criu(void)

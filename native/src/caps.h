@@ -19,11 +19,15 @@ uint64_t caps_callers_own(void);
 /* Effective exactly while something needs it. Root holds everything effective anyway. */
 bool caps_raise(int capability);
 void caps_lower(void);
+/* Everything permitted: to look into a process that has capabilities too, one needs all of them. */
+void caps_raise_all(void);
 /* In the forked child that becomes CRIU, and only there. */
 bool caps_give_to_criu(void);
 /* In the forked child that becomes the kernel: ambient set as the caller had it, nothing permitted
  * beyond it. */
 bool caps_drop_to_callers(void);
+/* Whether all is there that a capture or a restore takes. */
+bool caps_can_capture(struct kc_result *result);
 /* Whether CRIU must be told to do without being root. */
 bool caps_unprivileged(void);
 

@@ -208,6 +208,15 @@ static int wait_for_criu(struct dump *dump)
     }
 }
 
+static bool needs_window(const struct dump *dump)
+{
+    caps_raise_all();
+    bool needed =
+        window_needed(&dump->frozen, dump->args->window_dirs, dump->args->window_dir_count);
+    caps_lower();
+    return needed;
+}
+
 static void open_window(struct dump *dump)
 {
     static struct json json;
@@ -280,7 +289,7 @@ static bool capture(struct dump *dump)
     if (criu_done && !criu_write_stopped(dump->images, &dump->before))
         undo(dump, KC_NO_SPACE);
     bool whole = criu_done && dump->undo == KC_OK;
-    if (whole && window_needed(&dump->frozen, dump->args->window_dirs, dump->args->window_dir_count)) {
+    if (whole && needs_window(dump)) {
         open_window(dump);
         whole = dump->undo == KC_OK;
     }
@@ -317,7 +326,8 @@ static bool prepare(struct dump *dump)
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
         (dump->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
         return kc_fail_errno(&dump->result, KC_INTERNAL, errno, "signalfd");
-    return examine(dump) && criu_find(&dump->criu, &dump->result);
+    return examine(dump) && caps_can_capture(&dump->result) &&
+           criu_find(&dump->criu, &dump->result);
 }
 
 /* Processes that belong to the kernel, and yet are not in its tree (see restore.c): CRIU cannot save

@@ -292,7 +292,8 @@ int restore_command(const struct args *args)
     int exit_code = -1;
     restore.images = criu_open_images(args->images_dir, &restore.result);
     if (restore.images < 0 || !read_pids(&restore) ||
-        !criu_find(&restore.criu, &restore.result) || !choose_namespace(&restore, &exit_code))
+        !caps_can_capture(&restore.result) || !criu_find(&restore.criu, &restore.result) ||
+        !choose_namespace(&restore, &exit_code))
         return fail(&restore);
     if (exit_code >= 0)
         return exit_code;

@@ -50,11 +50,11 @@ class Capture:
         self,
         *args: str | os.PathLike[str],
         pass_fds: Sequence[int] = (),
-        prefix: Sequence[str] = (),
+        program: Path | None = None,
         **kwargs: Any,
     ) -> None:
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
-            [*prefix, str(binary()), *(os.fspath(arg) for arg in args)],
+            [str(program or binary()), *(os.fspath(arg) for arg in args)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -111,6 +111,7 @@ class Capture:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        self._reader.join(15)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
@@ -120,9 +121,16 @@ class Kernel:
     """A program under `kernel-capture run`, whose output lines can be waited for."""
 
     def __init__(
-        self, folder: Path, source: str, *, env: dict[str, str] | None = None, **kwargs: Any
+        self,
+        folder: Path,
+        source: str,
+        *,
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = (sys.executable, "-u"),
+        **kwargs: Any,
     ) -> None:
         self.folder = folder
+        self.kwargs = kwargs
         self.captures: list[Capture] = []
         self.log = folder / "kernel.log"
         self.images = folder / "images"
@@ -140,8 +148,7 @@ class Kernel:
             "--env-fd",
             str(read),
             "--",
-            sys.executable,
-            "-u",
+            *command,
             script,
             pass_fds=[read],
             cwd=folder,
@@ -168,7 +175,15 @@ class Kernel:
 
     def dump(self, *extra: str | os.PathLike[str], pid: int | None = None) -> Capture:
         self.captures.append(
-            Capture("dump", "--pid", str(pid or self.pid), "--images-dir", self.images, *extra)
+            Capture(
+                "dump",
+                "--pid",
+                str(pid or self.pid),
+                "--images-dir",
+                self.images,
+                *extra,
+                **self.kwargs,
+            )
         )
         return self.captures[-1]
 
@@ -184,13 +199,13 @@ class Kernel:
         self.supervisor.send("kill")
         return self.supervisor.wait()
 
-    def restore(self, *extra: str, prefix: Sequence[str] = ()) -> Capture:
+    def restore(self, *extra: str) -> Capture:
         """Restore and take the new supervisor for this kernel's; the caller reads `restored`."""
         pids = self.folder / "pids"
         pids.write_text("\n".join(map(str, self.pids())))
         self.captures.append(self.supervisor)
         self.supervisor = Capture(
-            "restore", "--images-dir", self.images, "--pids-file", pids, *extra, prefix=prefix
+            "restore", "--images-dir", self.images, "--pids-file", pids, *extra, **self.kwargs
         )
         return self.supervisor
 

@@ -154,7 +154,8 @@ def test_a_daemon_of_a_restored_kernel_stays_in_its_tree(kernel: Start) -> None:
 def test_signals_and_exit_code_after_a_restore(kernel: Start) -> None:
     one = kernel(
         "import time\nprint('ready', flush=True)\n"
-        "try:\n    while True: time.sleep(0.05)\nexcept KeyboardInterrupt:\n    raise SystemExit(9)\n"
+        "try:\n    while True: time.sleep(0.05)\n"
+        "except KeyboardInterrupt:\n    raise SystemExit(9)\n"
     )
     one.wait_line("ready")
     saved_and_killed(one)
