@@ -159,10 +159,10 @@ class KernelCapture:
             ``dump_failed`` or ``internal``; see :mod:`.explain`.
         """
         command = [str(self.path), "dump", "--pid", str(pid), "--images-dir", str(images_dir)]
-        command += ["--timeout", f"{timeout:.0f}", "--ghost-limit", str(ghost_limit)]
+        command += ["--timeout", f"{timeout:.3f}", "--ghost-limit", str(ghost_limit)]
         for directory in window_dirs:
             command += ["--window-dir", directory]
-        command += ["--window-timeout", f"{window_timeout:.0f}"]
+        command += ["--window-timeout", f"{window_timeout:.3f}"]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -193,10 +193,10 @@ class Supervisor:
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.writelines(f"{pid}\n" for pid in pids)
         command = [str(kernel_capture), "restore", "--images-dir", str(images_dir)]
-        command += ["--pids-file", name, "--timeout", f"{timeout:.0f}"]
+        command += ["--pids-file", name, "--timeout", f"{timeout:.3f}"]
         command += ["--pid-namespace", pid_namespace]
         if hold:
-            command += ["--hold", "--hold-timeout", f"{hold_timeout:.0f}"]
+            command += ["--hold", "--hold-timeout", f"{hold_timeout:.3f}"]
         try:
             return cls(
                 command, cwd=cwd, log=None if log is None else _beside(log), temporary=Path(name)
@@ -231,7 +231,7 @@ class Supervisor:
             return pid
         if error is not None and self._restoring:
             raise explain(error, doing="restore")
-        if code is None:
+        if error is None and code is None:
             self.kill()
             raise CkptError(
                 "timeout",
