@@ -64,7 +64,7 @@ def test_without_rights_it_says_why(shared: Path, open_page: OpenPage) -> None:
         expect(label).to_have_attribute("aria-disabled", "true")
         page.press_save()
         dialog = page.dialog("Cannot Save Kernel State")
-        expect(dialog).to_contain_text("CHECKPOINT_RESTORE")
+        expect(dialog).to_contain_text("cap_checkpoint_restore")
         dialog.get_by_role("button").last.click()
         page.run_cell(0)
         page.wait_output(0, "42")

@@ -246,7 +246,7 @@ class JupyterServer:
             server = self.process
             victims = [server, *(server.children(recursive=True) if kernels else [])]
             for victim in victims:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(victim.pid, signal.SIGKILL)
             psutil.wait_procs(victims, timeout=20)
         if self._popen.poll() is None:
