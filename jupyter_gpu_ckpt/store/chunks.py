@@ -22,7 +22,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from .codec import TRAILER_SIZE, Scratch, decode, encode, is_whole
-from .layout import write_all
+from .layout import NO_LINKS, write_all
 from .manifest import Damaged
 from .owner import OwnerStore
 
@@ -32,8 +32,6 @@ GONE = ".gone-"
 # move: some file systems keep times no finer than two seconds.
 _FINE_STEP, _COARSE_STEP = 10_000_000, 2_000_000_000
 _SYNC_FILE_RANGE_WRITE = 2
-# How file systems say that they know no hard links.
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -181,7 +179,7 @@ class Chunks:
                         os.rename(temporary, path)
                         return True
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                if error.errno not in NO_LINKS:
                     raise
                 # No hard links on this file system. Content and name are the same, so
                 # even the replacement of another writer's chunk changes nothing.
@@ -312,7 +310,7 @@ class Chunks:
                 if not self.reuse(name, 0):
                     continue
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                if error.errno not in NO_LINKS:
                     raise
                 with suppress(FileNotFoundError):
                     os.rename(aside, path)

@@ -8,11 +8,11 @@ import shutil
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from operator import itemgetter
 from pathlib import Path
 
 from ..errors import CkptError
 from .chunks import GONE, Chunks
+from .codec import Scratch
 from .layout import is_state_id
 from .manifest import NAME_SIZE, Body, Damaged, TooNew, decode_manifest
 from .owner import OwnerStore
@@ -22,6 +22,9 @@ from .records import GcResult
 
 _INDEX_NAME = re.compile(rb'"index":"([0-9a-f]{64})","index_size":([0-9]{1,12})')
 _CHUNK_FILE = re.compile(rf"([0-9a-f]{{{2 * NAME_SIZE}}})(?:{re.escape(GONE)}[0-9a-f]+)?\Z")
+
+# Names are taken apart by the thousand: there may be millions.
+_MANY = struct.Struct(f"{NAME_SIZE}s" * 1000)
 
 
 def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResult:
@@ -110,6 +113,7 @@ def _remove_left_over(path: Path, dry_run: bool) -> int:
 def mark(owner: OwnerStore) -> set[bytes]:
     """Names of all chunks that any manifest needs."""
     chunks = Chunks(owner)
+    scratch = Scratch(level=1)
     used: set[bytes] = set()
     for path in manifests(owner):
         try:
@@ -121,15 +125,13 @@ def mark(owner: OwnerStore) -> set[bytes]:
             continue
         used.add(bytes.fromhex(body[0]))
         with suppress(Damaged):
-            index = load_index_of(chunks, *body)
-            for blocks in index:
-                used.update(map(itemgetter(0), struct.iter_unpack(f"{NAME_SIZE}s", blocks)))
+            for file in load_index(chunks, *body, scratch).files:
+                whole = len(file.blocks) // _MANY.size * _MANY.size
+                for names in _MANY.iter_unpack(file.blocks[:whole]):
+                    used.update(names)
+                for names in struct.iter_unpack(f"{NAME_SIZE}s", file.blocks[whole:]):
+                    used.update(names)
     return used
-
-
-def load_index_of(chunks: Chunks, name: str, size: int) -> list[bytes]:
-    """Block names of every file of an index."""
-    return [file.blocks for file in load_index(chunks, name, size).files]
 
 
 def _body(data: bytes, owner: OwnerStore, path: Path) -> tuple[str, int] | None:
@@ -151,9 +153,7 @@ def _body(data: bytes, owner: OwnerStore, path: Path) -> tuple[str, int] | None:
 
 def manifests(owner: OwnerStore) -> Iterator[Path]:
     """Paths of all manifests."""
-    if not owner.kernels.is_dir():
-        return
-    for kernel in owner.kernels.iterdir():
+    for kernel in owner.kernel_folders():
         yield from manifests_of(kernel / "states")
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +15,9 @@ from ..errors import CkptError
 
 _KERNEL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _STATE_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}\Z")
+
+#: How file systems say that they know no hard links.
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -186,8 +189,8 @@ def move_into(temporary: Path, path: Path) -> None:
         The file has not got its name.
     """
     for attempt in range(8):
-        make_private_dir(path.parent)
         try:
+            make_private_dir(path.parent)
             os.rename(temporary, path)
             break
         except FileNotFoundError:
@@ -195,8 +198,9 @@ def move_into(temporary: Path, path: Path) -> None:
             if attempt == 7:
                 raise
     try:
-        sync_dir(path.parent)
-        sync_dir(path.parent.parent)
+        with suppress(FileNotFoundError):  # already removed again
+            sync_dir(path.parent)
+            sync_dir(path.parent.parent)
     except OSError:
         path.unlink(missing_ok=True)
         raise

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from ..errors import CkptError
-from .layout import check_private, check_safe_root, create_file, make_private_dir, sync_dir
+from .layout import (
+    NO_LINKS,
+    check_private,
+    check_safe_root,
+    create_file,
+    make_private_dir,
+    sync_dir,
+)
 from .records import FORMAT
 
 _CHUNK_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 chunk names v1"
@@ -49,6 +57,13 @@ class OwnerStore:
         self.writers = folder / "writers"
         self.chunk_key = blake3(key, derive_key_context=_CHUNK_CONTEXT).digest()
         self.manifest_key = blake3(key, derive_key_context=_MANIFEST_CONTEXT).digest()
+
+    def kernel_folders(self) -> list[Path]:
+        """Folders of all kernels that have a record or a state, in order of their ids."""
+        try:
+            return sorted(self.kernels.iterdir())
+        except FileNotFoundError:
+            return []  # another server is making the store right now
 
     def states_of(self, kernel_id: str) -> Path:
         """Folder of a kernel's manifests."""
@@ -93,13 +108,17 @@ def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
     check_private(folder)
     key = _read_key(folder / "store.json")
     if key is None:
-        if any((folder / part).exists() for part in ("chunks", "kernels")):
+        # Another server may be making the store right now: it writes store.json first.
+        begun = any((folder / part).exists() for part in ("chunks", "kernels"))
+        key = _read_key(folder / "store.json")
+        if key is None and begun:
             raise CkptError(
                 "store_unavailable",
                 f"The state store in {folder} has lost its store.json, "
                 "without which its states cannot be read.",
                 hint="Put store.json back from a backup, or move the folder away to start anew.",
             )
+    if key is None:
         if not create:
             return None
         key = _create_key(folder)
@@ -148,19 +167,19 @@ def _key_check(key: bytes) -> str:
 def _create_key(folder: Path) -> bytes:
     key = secrets.token_bytes(32)
     content = _StoreFile(format=FORMAT, key=key.hex(), key_check=_key_check(key))
+    data = msgspec.json.format(msgspec.json.encode(content)) + b"\n"
     path = folder / "store.json"
     temporary = folder / f".store.json.{secrets.token_hex(8)}"
     try:
-        create_file(temporary, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            # Another server was first: its key is the one.
-            pass
-        except OSError:
-            # No hard links here (some network and FUSE file systems).
-            if not path.exists():
-                os.rename(temporary, path)
+        create_file(temporary, data)
+        # Never replaced: if another server was first, its key is the one.
+        with suppress(FileExistsError):
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                create_file(path, data)
     finally:
         temporary.unlink(missing_ok=True)
     sync_dir(folder)

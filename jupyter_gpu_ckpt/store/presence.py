@@ -94,10 +94,11 @@ class Presence:
 def store_now_ns(writers: Path) -> int:
     """Time by the clock of the store's file system, in nanoseconds."""
     path = writers / f".now-{os.getpid()}-{time.monotonic_ns()}"
-    create_file(path, b"")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        return path.stat().st_mtime_ns
+        return os.fstat(fd).st_mtime_ns
     finally:
+        os.close(fd)
         path.unlink(missing_ok=True)
 
 

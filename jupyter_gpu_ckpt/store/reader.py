@@ -29,7 +29,7 @@ from .pool import Pool, Progress
 _REBUILDING = "write the files to restore from"
 
 
-def load_index(chunks: Chunks, name: str, size: int) -> Index:
+def load_index(chunks: Chunks, name: str, size: int, scratch: Scratch) -> Index:
     """Read a state's index.
 
     Raises
@@ -40,7 +40,7 @@ def load_index(chunks: Chunks, name: str, size: int) -> Index:
         Not readable.
     """
     try:
-        data = chunks.read(bytes.fromhex(name), size, Scratch(1))
+        data = chunks.read(bytes.fromhex(name), size, scratch)
     except Damaged as error:
         raise Damaged(f"its list of blocks cannot be read ({error})") from error
     return decode_index(data)
@@ -123,7 +123,9 @@ class Reader:
         """Rebuild below `dest`; on failure everything written there is removed."""
         try:
             with translated("read from the state store"):
-                index = load_index(self._chunks, self._body.index, self._body.index_size)
+                index = load_index(
+                    self._chunks, self._body.index, self._body.index_size, Scratch(self._level)
+                )
         except Damaged as error:
             raise damaged(self._body.id, str(error)) from error
         with translated(_REBUILDING):

@@ -222,7 +222,7 @@ class StateStore:
         owner = self._open()
         if owner is not None:
             with translated(_READING):
-                for kernel in owner.kernels.iterdir():
+                for kernel in owner.kernel_folders():
                     path = kernel / "states" / f"{state_id}.json"
                     if path.is_file():
                         return owner, path
@@ -278,7 +278,7 @@ class StateStore:
             return []
         records: list[KernelRecord] = []
         with translated(_READING):
-            for folder in sorted(owner.kernels.iterdir()):
+            for folder in owner.kernel_folders():
                 try:
                     record = _load_kernel(folder / "kernel.json")
                 except CkptError:

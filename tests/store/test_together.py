@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 
 from .conftest import KERNEL, Save, chunk_files, collect_all, make_meta, noise, snapshot
@@ -16,6 +23,9 @@ from .conftest import KERNEL, Save, chunk_files, collect_all, make_meta, noise, 
 PRELUDE = """
 import sys
 from pathlib import Path
+import pytest
+
+from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 from tests.store.conftest import KERNEL, make_meta
 store = StateStore(Path(sys.argv[1]), "ada", workers=2)
@@ -71,13 +81,26 @@ print(saved)
 )
 
 
-def run(program: str, *args: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, args)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+Run = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Start a program in another process; none outlives the test."""
+    with ExitStack() as stack:
+
+        def run(program: str, *args: object) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, *map(str, args)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield run
 
 
 def folder_with(tmp_path: Path, name: str, *parts: bytes) -> Path:
@@ -89,7 +112,7 @@ def folder_with(tmp_path: Path, name: str, *parts: bytes) -> Path:
 
 
 def test_a_writer_killed_at_any_point_leaves_only_garbage(
-    store: StateStore, save: Save, tmp_path: Path
+    store: StateStore, save: Save, run: Run, tmp_path: Path
 ) -> None:
     """Fifteen writers die, each somewhere in its first or second save."""
     shared = noise(3 << 20, seed=1)
@@ -131,7 +154,7 @@ def test_a_writer_killed_at_any_point_leaves_only_garbage(
     assert list(store.root.glob("*/writers/*/[0-9]*")) == []
 
 
-def test_collectors_beside_writers(store: StateStore, tmp_path: Path) -> None:
+def test_collectors_beside_writers(store: StateStore, run: Run, tmp_path: Path) -> None:
     """No grace at all, and still no block vanishes under a state being written or read."""
     seconds = 5
     first = folder_with(tmp_path, "first", noise(2 << 20, seed=1), noise(1 << 20, seed=2))
@@ -169,3 +192,91 @@ def test_a_running_writer_is_spared_whatever_the_grace(
     record = writer.commit(make_meta())
     store.materialise(record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
+
+
+def test_a_collector_that_died_loses_nothing(
+    store: StateStore, save: Save, image: Path, tmp_path: Path
+) -> None:
+    record = save(image)
+    files = chunk_files(store.root)
+    for file in files:
+        file.rename(f"{file}.gone-0123abcd")
+    store.materialise(record.id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(image)
+    assert store.gc(grace_seconds=0).chunks == 0
+    assert chunk_files(store.root) == files
+    for file in files:
+        file.rename(f"{file}.gone-0123abcd")
+    again = save(image)
+    collect_all(store)
+    assert chunk_files(store.root) >= files
+    store.materialise(again.id, tmp_path / "again")
+    store.delete(record.id)
+    store.delete(again.id)
+    for file in files:
+        file.rename(f"{file}.gone-0123abcd")
+    assert collect_all(store).chunks >= len(files)
+    assert chunk_files(store.root) == set()
+
+
+def test_a_writer_on_another_node_is_spared_while_it_gives_signs_of_life(
+    store: StateStore, image: Path
+) -> None:
+    """Its lock may be invisible here, as on some network file systems."""
+    writer = store.begin(KERNEL)
+    writer.add_tree(image)
+    files = chunk_files(store.root)
+    (folder,) = store.root.glob("*/writers/*")
+    # What the folder would look like from here: not our boot, and nobody holds the lock.
+    copy = (folder / "writer.json").read_bytes()
+    there = json.loads(copy) | {"boot_id": "00000000-0000-0000-0000-000000000000"}
+    began = (folder / "writer.json").stat().st_mtime_ns
+    (folder / "writer.json").unlink()
+    (folder / "writer.json").write_text(json.dumps(there))
+    os.utime(folder / "writer.json", ns=(began, began))
+    store.gc(grace_seconds=0)
+    assert chunk_files(store.root) == files
+    record = writer.commit(make_meta())
+    assert store.states() == [record]
+
+    writer = store.begin(KERNEL)
+    (image / "more").write_bytes(noise(1 << 20, seed=3))
+    writer.add_tree(image)
+    more = chunk_files(store.root)
+    (folder,) = store.root.glob("*/writers/*")
+    (folder / "writer.json").unlink()
+    (folder / "writer.json").write_text(json.dumps(there))
+    os.utime(folder / "writer.json", (0, 0))
+    collect_all(store)  # with a folder that nobody touched for long
+    assert chunk_files(store.root) < more
+    with pytest.raises(CkptError) as caught:
+        writer.commit(make_meta())
+    assert caught.value.reason == "store_unavailable"
+    assert store.states() == [record]
+
+
+def test_servers_that_start_together_make_one_store(root: Path, run: Run, image: Path) -> None:
+    program = (
+        PRELUDE
+        + """
+print("ready", flush=True)
+sys.stdin.readline()
+with store.begin(KERNEL) as writer:
+    writer.add_tree(Path(sys.argv[2]))
+    record = writer.commit(make_meta())
+assert record in store.states()
+"""
+    )
+    servers = [run(program, root, image) for _ in range(4)]
+    for server in servers:
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+    for server in servers:
+        assert server.stdin is not None
+        server.stdin.write("\n")
+        server.stdin.flush()
+    for server in servers:
+        server.communicate(timeout=60)
+        assert server.returncode == 0
+    store = StateStore(root, "ada")
+    assert len(store.states()) == 4
+    assert store.damaged() == []
