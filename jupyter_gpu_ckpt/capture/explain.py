@@ -314,6 +314,8 @@ def explain(native_error: dict[str, Any], *, doing: Doing) -> CkptError:
         return _pid_in_use(native_error.get("pids"), details)
     if reason in _NATIVE:
         ours, save, restore, hint = _NATIVE[reason]
+        if ours == "not_savable" and doing == "restore":
+            ours = "not_restorable"
         return CkptError(ours, save if doing == "save" else restore, hint=hint, details=details)
     found = _by_rule([*lines, message], doing, details) if reason == "criu_failed" else None
     if found is not None:

@@ -191,10 +191,10 @@ class _Collection:
 
     def check(self, limit: int) -> None:
         """Raise when the copies would exceed the limit; before anything is copied."""
-        sizes = {
-            (status.st_dev, status.st_ino): (min(status.st_size, status.st_blocks * 512), path)
-            for path, status in self.files.items()
-        }
+        sizes: dict[tuple[int, int], tuple[int, str]] = {}
+        for path, status in self.files.items():
+            size = min(status.st_size, status.st_blocks * 512)
+            sizes.setdefault((status.st_dev, status.st_ino), (size, path))
         total = sum(size for size, _ in sizes.values())
         if total > limit:
             largest, path = max(sizes.values())
