@@ -36,18 +36,17 @@ def kernels(found: Sequence[Kernel]) -> None:
     rows = []
     for kernel in found:
         saved = age(kernel.last_state.created) if kernel.last_state else "never"
-        if kernel.operation is not None:
-            note = f"{kernel.operation.kind}: {kernel.operation.phase}"
-        elif kernel.error is not None:
-            note = f"cannot be saved: {kernel.error.message}"
+        if kernel.error is not None:
+            can = f"no: {kernel.error.message}"
+        elif kernel.operation is not None:
+            can = f"not now: {kernel.operation.kind}, {kernel.operation.progress:.0%}"
         else:
-            note = "can be saved"
+            can = "yes"
         rows.append(
-            [kernel.id, kernel.display_name, kernel.path, kernel.execution_state, saved, note]
+            [kernel.id, kernel.path, kernel.display_name, kernel.execution_state, saved, can]
         )
-    table(
-        ["Kernel", "Language", "Notebook", "Does", "Saved", "State"], rows, "No kernel is running."
-    )
+    head = ["Kernel", "Notebook", "Name", "Status", "Saved", "Can be saved"]
+    table(head, rows, "No kernel is running.")
 
 
 def states(found: Sequence[State]) -> None:
@@ -82,7 +81,7 @@ def lost(found: Sequence[LostKernel]) -> None:
         ]
         for k in found
     ]
-    head = ["Kernel", "Notebook", "Language", "Node", "Last seen", "Saved", "Size"]
+    head = ["Kernel", "Notebook", "Name", "Node", "Last seen", "Saved", "Size"]
     table(head, rows, "No kernel was lost.")
 
 
@@ -132,7 +131,7 @@ def doctor(found: Doctor) -> None:
 
 def operation(it: Operation) -> None:
     """Print how an operation ended, or that it has begun."""
-    what = clean(it.path or it.kernel_id)
+    what = clean(it.path or f"kernel {it.kernel_id}")
     if it.result is None:
         click.echo(f"The {it.kind} of {what} has begun, as operation {it.id}.")
         return
@@ -142,7 +141,7 @@ def operation(it: Operation) -> None:
         stood = f", the kernel stood still for {result.frozen_seconds or 0:.2f} s"
         click.echo(f"Saved {what} as state {result.state_id}: {amount}{stood}.")
     else:
-        click.echo(f"Restored {what} as kernel {result.kernel_id}: {amount}.")
+        click.echo(f"Restored {what} from state {result.state_id}: {amount}.")
     warnings(result.warnings)
 
 

@@ -25,6 +25,9 @@ def server(lasting_home: Home) -> Iterator[JupyterServer]:
     """A server that the tests of a file share."""
     with JupyterServer(lasting_home) as server:
         yield server
+        for line in server.log_path.read_text().splitlines():
+            assert "event not sent" not in line
+            assert "Uncaught exception" not in line
 
 
 @pytest.fixture(scope="module")

@@ -356,8 +356,12 @@ def test_a_store_that_cannot_be_written(no_store: Api, home: Home) -> None:
     assert kernel.run("print(x + 1)") == "42"
     doctor = no_store.get("/doctor")
     assert "store" in [c["name"] for c in doctor["checks"] if c["status"] == "problem"]
-    # A page that only looks is not troubled by it.
-    assert no_store.get(f"/kernels/{kernel.id}")["id"] == kernel.id
+    # A page that only looks at its kernel hears it as the reason why it cannot be saved.
+    described = no_store.get(f"/kernels/{kernel.id}")
+    assert (described["savable"], described["error"]["reason"]) == (False, "store_unavailable")
+    assert described in no_store.get("/kernels")
+    for path in ("/states", "/lost"):
+        assert_clear(no_store.error("GET", path, 503), "store_unavailable")
 
 
 def test_every_reason_has_a_documented_status() -> None:

@@ -1,0 +1,202 @@
+"""Saving and rolling back, beyond what the API's own tests say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.harness.client import ApiError, KernelClient, wait_for
+from tests.harness.server import Home, JupyterServer
+
+Start = Callable[..., KernelClient]
+
+
+def test_saves_tell_what_the_kernel_was_doing(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("import time")
+    server.client.save(kernel, label="idle")
+    cell = kernel.begin("print('on')\nfor _ in range(600): time.sleep(0.05)").wait_text("on")
+    server.client.save(kernel, label="busy")
+    server.client.post(f"api/kernels/{kernel.id}/interrupt")
+    cell.finish()
+    question = kernel.begin("input('? ')")
+    question.wait_input()
+    server.client.save(kernel, label="asking")
+    question.answer("")
+    question.finish()
+    states = {s["label"]: s for s in server.client.states(kernel=kernel.id)}
+    told = {
+        label: (state["execution_state"], state["execution_count"])
+        for label, state in states.items()
+    }
+    assert told == {"idle": ("idle", 1), "busy": ("busy", 2), "asking": ("busy", 3)}
+    events = server.client.events()
+    server.client.restore(states["busy"]["id"])
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert (event["in_flight_msg_id"], event["cause"]) == (cell.msg_id, "user")
+    assert server.client.execution_state(kernel.id) == "busy"
+    server.client.post(f"api/kernels/{kernel.id}/interrupt")
+    wait_for("idle again", lambda: server.client.execution_state(kernel.id) == "idle", 20)
+
+
+def test_roll_back_while_another_cell_runs(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 41")
+    state = server.client.save(kernel)["state_id"]
+    kernel.begin("import time; x = 0; print('on'); time.sleep(999)").wait_text("on")
+    server.client.restore(state)
+    assert server.client.execution_state(kernel.id) == "idle"
+    assert kernel.run("print(x + 1)") == "42"
+
+
+def test_children_and_threads_come_back(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run(
+        "import subprocess, threading, queue\n"
+        "cat = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "asked, answered = queue.Queue(), queue.Queue()\n"
+        "def serve():\n"
+        "    while True: answered.put(asked.get() + 1)\n"
+        "threading.Thread(target=serve, daemon=True).start()"
+    )
+    ask = (
+        "cat.stdin.write(b'meow\\n'); cat.stdin.flush(); asked.put(41)\n"
+        "print(cat.stdout.readline(), answered.get(timeout=10))"
+    )
+    state = server.client.save(kernel)["state_id"]
+    assert kernel.run(ask) == "b'meow\\n' 42"
+    kernel.run("cat.kill()")
+    server.client.restore(state)
+    assert kernel.run(ask) == "b'meow\\n' 42"
+
+
+def test_a_copy_lives_a_life_of_its_own(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    state = server.client.save(kernel)["state_id"]
+    copies = [server.client.restore(state, mode="new")["result"]["kernel_id"] for _ in range(2)]
+    assert len({kernel.id, *copies}) == 3
+    first, second = (server.client.connect(copy) for copy in copies)
+    first.run("x = 2")
+    second.run("x = 3")
+    assert [k.run("print(x)") for k in (kernel, first, second)] == ["1", "2", "3"]
+    # It dies and comes back from the state it was made of ...
+    died = server.host_pid_of(first) if hasattr(server, "host_pid_of") else _outer_pid(server, 2)
+    assert died
+    # ... and is saved, and restored from that, without disturbing the others.
+    own = server.client.save(second)["state_id"]
+    second.run("x = 4")
+    server.client.restore(own)
+    assert [k.run("print(x)") for k in (kernel, first, second)] == ["1", "2", "3"]
+    for copy in copies:
+        server.client.delete(f"api/kernels/{copy}")
+    assert kernel.run("print(x)") == "1"
+
+
+def _outer_pid(server: JupyterServer, count: int) -> bool:
+    """Copies run below supervisors of their own, as everything else."""
+    restored = [p for p in server.process.children() if "restore" in p.cmdline()]
+    return len(restored) >= count
+
+
+def test_a_copy_that_dies_comes_back(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    state = server.client.save(kernel)["state_id"]
+    copy = server.client.connect(server.client.restore(state, mode="new")["result"]["kernel_id"])
+    copy.run("x = 2")
+    cell = copy.begin("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    events = server.client.events()
+    del cell
+    assert copy.run("print(x)", timeout=30) == "1"
+    assert not events.of("kernel", action="restore_failed")
+    assert kernel.run("print(x)") == "1"
+    server.client.delete(f"api/kernels/{copy.id}")
+
+
+def test_unknown_and_busy(server: JupyterServer, start: Start) -> None:
+    client = server.client
+    for method, path, reason in (
+        ("POST", "kernels/no-such-kernel/save", "unknown_kernel"),
+        ("GET", "kernels/no-such-kernel", "unknown_kernel"),
+        ("POST", "states/20200101T000000Z-00000000/restore", "unknown_state"),
+        ("DELETE", "states/20200101T000000Z-00000000", "unknown_state"),
+        ("DELETE", "operations/0123456789", "unknown_operation"),
+    ):
+        with pytest.raises(ApiError) as refused:
+            client.request(method, f"gpu-ckpt/api/{path}", body={} if method == "POST" else None)
+        assert (refused.value.status, refused.value.body["reason"]) == (404, reason)
+    kernel = start()
+    kernel.run("import os; data = os.urandom(300 << 20)")
+    first = client.begin_save(kernel)
+    for path in (f"kernels/{kernel.id}/save",):
+        with pytest.raises(ApiError) as refused:
+            client.post(f"gpu-ckpt/api/{path}")
+        assert (refused.value.status, refused.value.body["reason"]) == (409, "busy")
+    assert client.done(first)["progress"] == 1.0
+
+
+def test_a_failed_roll_back_leaves_the_running_kernel_alone(
+    server: JupyterServer, start: Start, lasting_home: Home
+) -> None:
+    kernel = start()
+    kernel.run("x = 'saved'")
+    state = server.client.save(kernel)["state_id"]
+    kernel.run("x = 'later'")
+    pid = kernel.pid
+    (chunks,) = lasting_home.store.glob("*/chunks")
+    kept = lasting_home.path / "chunks-kept"
+    chunks.rename(kept)
+    try:
+        operation = server.client.finished(
+            dict(server.client.post(f"gpu-ckpt/api/states/{state}/restore", {"mode": "rollback"}))
+        )
+    finally:
+        if chunks.exists():
+            chunks.rmdir()
+        kept.rename(chunks)
+    assert operation["status"] == "failed"
+    assert operation["error"]["reason"] == "state_damaged"
+    assert (kernel.run("print(x)"), kernel.pid) == ("later", pid)
+    server.client.restore(state)
+    assert kernel.run("print(x)") == "saved"
+
+
+def test_restarting_while_it_is_saved_cancels_the_save(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("import os; data = os.urandom(400 << 20)")
+    operation = server.client.begin_save(kernel)
+    restarting = threading.Thread(
+        target=server.client.post, args=(f"api/kernels/{kernel.id}/restart",)
+    )
+    restarting.start()
+    ended = server.client.finished(operation)
+    restarting.join(60)
+    assert ended["status"] in ("cancelled", "failed"), ended
+    assert server.client.states(kernel=kernel.id) == []
+    assert server.client.connect(kernel.id).run("print('fresh')") == "fresh"
+
+
+def test_no_working_files_stay(server: JupyterServer, start: Start, lasting_home: Home) -> None:
+    kernel = start()
+    server.client.restore(server.client.save(kernel)["state_id"])
+    spool = lasting_home.data / "gpu-ckpt" / "spool"
+    assert not [path for path in spool.rglob("*") if path.is_file()]
+
+
+def test_a_store_that_cannot_be_written(home: Home) -> None:
+    nowhere = home.path / "file"
+    nowhere.touch()
+    config = {"Keeper": {"store_root": str(nowhere / "store")}}
+    with JupyterServer(home, config=config) as server:
+        kernel = server.client.start()
+        kernel.run("x = 41")
+        operation = server.client.finished(server.client.begin_save(kernel))
+        assert operation["error"]["reason"] == "store_unavailable"
+        assert kernel.run("print(x + 1)") == "42"
+        checks = server.client.get("gpu-ckpt/api/doctor")["checks"]
+        assert [c["status"] for c in checks if c["name"] == "store"] == ["problem"]
+        assert psutil.pid_exists(kernel.pid)

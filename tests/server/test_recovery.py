@@ -1,0 +1,200 @@
+"""Which kernels a new server finds lost, and how they come back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from jupyter_gpu_ckpt.store import KernelRecord, StateStore
+from tests.harness.client import ApiError, KernelClient, wait_for
+from tests.harness.server import Home, JupyterServer
+
+
+def store_of(home: Home) -> StateStore:
+    (owner,) = home.store.iterdir()
+    return StateStore(home.store, owner.name)
+
+
+def saved(server: JupyterServer, name: str, value: int) -> KernelClient:
+    """A notebook whose kernel holds ``x`` and has a state."""
+    kernel = server.client.start(server.home.add_notebook(name))
+    kernel.run(f"x = {value}")
+    server.client.save(kernel)
+    return kernel
+
+
+def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
+    with JupyterServer(home) as server:
+        closed = saved(server, "closed.ipynb", 1)
+        server.client.delete(f"api/kernels/{closed.id}")
+        stateless = server.client.start(home.add_notebook("stateless.ipynb"))
+        lost = saved(server, "lost.ipynb", 2)
+        renamed = saved(server, "before.ipynb", 3)
+        (home.notebooks / "before.ipynb").rename(home.notebooks / "after.ipynb")
+        (session,) = [
+            s for s in server.client.get("api/sessions") if s["kernel"]["id"] == renamed.id
+        ]
+        server.client.request(
+            "PATCH", f"api/sessions/{session['id']}", body={"path": "after.ipynb"}
+        )
+        wait_for(
+            "the record follows the notebook",
+            lambda: store_of(home).kernel(renamed.id).path == "after.ipynb",  # type: ignore[union-attr]
+            30,
+        )
+        server.kill()
+    with JupyterServer(home) as server:
+        found = server.client.wait_lost(2)
+        assert {(k["kernel_id"], k["path"]) for k in found} == {
+            (lost.id, "lost.ipynb"),
+            (renamed.id, "after.ipynb"),
+        }
+        (one,) = [k for k in found if k["kernel_id"] == lost.id]
+        assert one["node"] == one["state"]["node"]["hostname"]
+        assert one["last_seen"] <= time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        wait_for(
+            "a kernel without states is forgotten",
+            lambda: store_of(home).kernel(stateless.id) is None,
+            20,
+        )
+        # Restored, it is as any other kernel: saved again, killed, restored.
+        server.client.restore_lost(lost.id)
+        assert [k["kernel_id"] for k in server.client.lost()] == [renamed.id]
+        kernel = server.client.connect(lost.id)
+        assert kernel.run("x += 1; print(x)") == "3"
+        server.client.save(kernel)
+        psutil.Process(kernel.pid).kill()
+        assert kernel.run("print(x)") == "3"
+        session = next(s for s in server.client.get("api/sessions") if s["kernel"]["id"] == lost.id)
+        assert (session["path"], session["type"]) == ("lost.ipynb", "notebook")
+        # An interrupt, a restart and a shutdown work too.
+        cell = kernel.begin("import time; print('on'); time.sleep(60)").wait_text("on")
+        server.client.post(f"api/kernels/{lost.id}/interrupt")
+        assert "KeyboardInterrupt" in (cell.finish(20).error or "")
+        server.client.post(f"api/kernels/{lost.id}/restart")
+        again = server.client.connect(lost.id)
+        assert "NameError" in (again.execute("x").error or "")
+        assert again.run("import os; print(os.getcwd())") == str(home.notebooks)
+        server.client.delete(f"api/kernels/{lost.id}")
+        server.stop()
+    with JupyterServer(home) as server:
+        assert [k["kernel_id"] for k in server.client.lost()] == [renamed.id]
+        assert len(server.client.states(path="lost.ipynb")) == 2
+
+
+def test_an_orderly_stop_loses_nothing(home: Home) -> None:
+    with JupyterServer(home) as server:
+        kernel = saved(server, "book.ipynb", 41)
+        pid = kernel.pid
+        server.stop()
+        assert not psutil.pid_exists(pid)
+    with JupyterServer(home) as server:
+        assert server.client.lost() == []
+        # The state is there, and brings the kernel back under its id when asked to.
+        (state,) = server.client.states(path="book.ipynb")
+        server.client.restore(state["id"])
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+def test_a_page_that_was_quicker_gets_its_kernel_back(home: Home) -> None:
+    with JupyterServer(home) as server:
+        used = saved(server, "used.ipynb", 1)
+        pristine = saved(server, "pristine.ipynb", 2)
+        server.kill()
+    with JupyterServer(home) as server:
+        server.client.wait_lost(2)
+        # Two pages open before anybody answers the prompt; one runs a cell.
+        mine = server.client.start("used.ipynb")
+        mine.run("y = 'mine'")
+        empty = server.client.start("pristine.ipynb")
+        for kernel in (used, pristine):
+            server.client.restore_lost(kernel.id)
+        by_path = {s["path"]: s["kernel"]["id"] for s in server.client.get("api/sessions")}
+        assert by_path == {"used.ipynb": used.id, "pristine.ipynb": pristine.id}
+        running = {k["id"] for k in server.client.get("api/kernels")}
+        assert running == {used.id, pristine.id, mine.id}
+        assert empty.id not in running
+        assert mine.run("print(y)") == "mine"
+        assert server.client.connect(pristine.id).run("print(x)") == "2"
+
+
+def test_dismissed_for_good_and_unknown_ones(home: Home) -> None:
+    with JupyterServer(home) as server:
+        kernel = saved(server, "book.ipynb", 1)
+        server.kill()
+    with JupyterServer(home) as server:
+        server.client.wait_lost(1)
+        server.client.post(f"gpu-ckpt/api/lost/{kernel.id}/dismiss")
+        assert server.client.lost() == []
+        for what in ("restore", "dismiss"):
+            with pytest.raises(ApiError) as refused:
+                server.client.post(f"gpu-ckpt/api/lost/no-such-kernel/{what}")
+            assert (refused.value.status, refused.value.body["reason"]) == (404, "unknown_kernel")
+        assert len(server.client.states()) == 1
+        server.kill()
+    with JupyterServer(home) as server:
+        assert server.client.lost() == []
+
+
+def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home) -> None:
+    with JupyterServer(home, config={"Keeper": {"lease_interval": 1.0}}) as server:
+        kernel = saved(server, "book.ipynb", 41)
+        first = renewed(home, kernel.id)
+        wait_for("the lease is renewed", lambda: renewed(home, kernel.id) > first, 20)
+        server.kill()
+    record = store_of(home).kernel(kernel.id)
+    assert record is not None and record.lease is not None
+    # As if its node still lived, and could not be asked.
+    record.lease = msgspec.structs.replace(
+        record.lease, node_id="elsewhere", hostname="elsewhere", renewed=time.time(), ttl=8.0
+    )
+    store_of(home).put_kernel(record)
+    with JupyterServer(home) as server:
+        assert server.client.lost() == []
+        with pytest.raises(ApiError) as refused:
+            server.client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore")
+        assert refused.value.status == 404
+        (lost,) = server.client.wait_lost(1, timeout=30)
+        assert lost["node"] == "elsewhere"
+        server.client.restore_lost(kernel.id)
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) -> None:
+    with JupyterServer(home) as one, JupyterServer(home) as other:
+        kernel = saved(one, "book.ipynb", 41)
+        assert other.client.lost() == []
+        (state,) = other.client.states()
+        with pytest.raises(AssertionError, match="pid_in_use|not_restorable"):
+            other.client.restore(state["id"])
+        assert kernel.run("print(x + 1)") == "42"
+        spool = home.data / "gpu-ckpt" / "spool"
+        assert not [p for p in spool.glob("*/*") if p.is_dir()]
+
+
+def test_what_a_killed_server_left_in_the_spool_is_removed(home: Home) -> None:
+    with JupyterServer(home) as server:
+        server.kill()
+        spool = home.data / "gpu-ckpt" / "spool"
+        saved_by_it = make_left_over(spool, server)
+    with JupyterServer(home):
+        wait_for("it is gone", lambda: not saved_by_it.exists(), 20)
+
+
+def make_left_over(spool: Path, server: JupyterServer) -> Path:
+    """What a server killed in the middle of a save leaves."""
+    from jupyter_gpu_ckpt.capture.node import node_id
+
+    folder = spool / f"{node_id()}-{server._popen.pid}-1" / "operation" / "images"
+    folder.mkdir(parents=True)
+    (folder / "pages-1.img").write_bytes(bytes(1 << 20))
+    return folder
+
+
+def renewed(home: Home, kernel_id: str) -> float:
+    record: KernelRecord | None = store_of(home).kernel(kernel_id)
+    return record.lease.renewed if record is not None and record.lease is not None else 0.0

@@ -1,0 +1,241 @@
+"""A kernel that dies is restored when it has a state, and starts empty when that is better."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jupyter_gpu_ckpt.deaths import DeathPolicy
+from tests.harness.client import EventStream, KernelClient, wait_for
+from tests.harness.server import Home, JupyterServer
+
+Start = Callable[..., KernelClient]
+
+
+@pytest.fixture
+def events(server: JupyterServer) -> EventStream:
+    return server.client.events()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_for("the process is gone", lambda: not psutil.pid_exists(pid), 20)
+
+
+def fresh(server: JupyterServer, kernel: KernelClient) -> KernelClient:
+    """Wait until an empty kernel answers under the same id, and connect to it."""
+
+    def restarted() -> bool:
+        return any(
+            message["header"]["msg_type"] == "status"
+            and message["content"]["execution_state"] == "restarting"
+            for message in kernel.messages
+        )
+
+    kernel.wait("the server restarts the kernel", restarted, 30)
+    client = server.client.connect(kernel.id)
+    cell = client.execute("x")
+    assert cell.error is not None and "NameError" in cell.error
+    return client
+
+
+def test_goes_on_over_the_same_connection(
+    server: JupyterServer, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run("x = 41")
+    pid = kernel.pid
+    state = server.client.save(kernel)["state_id"]
+    os.kill(pid, signal.SIGKILL)
+    # Typed while it is dead: answered by the restored kernel, with its number.
+    cell = kernel.execute("x + 1")
+    assert cell.text == "42"
+    assert cell.reply is not None and cell.reply["execution_count"] == 3
+    assert "unique" not in cell.stderr + cell.text  # IPython's history
+    assert kernel.pid == pid
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert (event["cause"], event["state_id"]) == ("death", state)
+    assert (event["execution_count"], event["in_flight_msg_id"]) == (2, None)
+    # A page saw neither a restart nor a death.
+    states = [
+        m["content"]["execution_state"]
+        for m in kernel.messages
+        if m["header"]["msg_type"] == "status"
+    ]
+    assert not {"restarting", "autorestarting", "dead"} & set(states)
+    assert server.client.execution_state(kernel.id) == "idle"
+
+
+def test_history_goes_on_after_many_lines_of_another_life(
+    server: JupyterServer, start: Start
+) -> None:
+    kernel = start()
+    kernel.run("a = 1")
+    server.client.save(kernel)
+    pid = kernel.pid
+    for number in range(5):
+        kernel.run(f"a = {number}")
+    kill(pid)
+    for number in range(8):
+        cell = kernel.execute(f"b = {number}")
+        assert (cell.error, cell.text, cell.stderr) == (None, "", "")
+    assert "b = 7" in kernel.run("%history")
+
+
+def test_dies_again_and_again(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("n = 0")
+    for number in range(1, 4):
+        kernel.run("n += 1")
+        server.client.save(kernel)
+        kill(kernel.pid)
+        assert kernel.run("print(n)", timeout=30) == str(number)
+        break_even = server.client.states(kernel=kernel.id)
+        assert len(break_even) == number
+
+
+def test_without_a_state_it_starts_empty(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    kill(kernel.pid)
+    fresh(server, kernel)
+
+
+def test_a_restart_makes_older_states_another_story(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    server.client.save(kernel)
+    server.client.post(f"api/kernels/{kernel.id}/restart")
+    again = server.client.connect(kernel.id)
+    assert again.execute("x").error is not None
+    kill(again.pid)
+    client = fresh(server, again)
+    # ... but a roll-back on request still finds it.
+    (state,) = server.client.states(kernel=kernel.id)
+    server.client.restore(state["id"])
+    assert client.run("print(x)") == "1"
+
+
+def test_a_deleted_state_is_not_restored(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    state = server.client.save(kernel)["state_id"]
+    server.client.delete(f"gpu-ckpt/api/states/{state}")
+    kill(kernel.pid)
+    fresh(server, kernel)
+
+
+def test_a_damaged_state_gives_an_empty_kernel_and_says_so(
+    server: JupyterServer, start: Start, events: EventStream, lasting_home: Home
+) -> None:
+    kernel = start()
+    kernel.run("x = list(range(100000))")
+    state = server.client.save(kernel)["state_id"]
+    (chunks,) = lasting_home.store.glob("*/chunks")
+    kept = lasting_home.path / "chunks-kept"
+    chunks.rename(kept)
+    try:
+        kill(kernel.pid)
+        event = events.wait_for("kernel", action="restore_failed", kernel_id=kernel.id)
+        assert (event["state_id"], event["cause"]) == (state, "death")
+        assert "damaged" in event["message"]
+        client = fresh(server, kernel)
+    finally:
+        shutil.rmtree(chunks, ignore_errors=True)
+        kept.rename(chunks)
+    server.client.restore(state)
+    assert client.run("print(len(x))") == "100000"
+
+
+def test_a_state_that_only_dies_is_left_alone(
+    server: JupyterServer, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run(
+        "import threading, os, time\n"
+        "end = time.monotonic() + 3\n"
+        "def die():\n"
+        "    while time.monotonic() < end: time.sleep(0.05)\n"
+        "    os._exit(7)\n"
+        "threading.Thread(target=die, daemon=True).start()\n"
+        "x = 1"
+    )
+    server.client.save(kernel)
+    fresh(server, kernel)  # in the end
+    assert len(events.of("kernel", action="restored", kernel_id=kernel.id)) == 3
+
+
+def test_shutting_down_ends_a_restore(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("data = bytearray(os.urandom(1 << 20)) * 200 if (os := __import__('os')) else 0")
+    pid = kernel.pid
+    server.client.save(kernel)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(
+        "a restore runs",
+        lambda: server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}")["operation"],
+        20,
+        interval=0.01,
+    )
+    server.client.delete(f"api/kernels/{kernel.id}")
+    assert kernel.id not in [k["id"] for k in server.client.get("api/kernels")]
+    wait_for(
+        "nothing of it runs",
+        lambda: (
+            not psutil.pid_exists(pid)
+            and not [p for p in server.process.children() if "restore" in p.cmdline()]
+        ),
+        20,
+    )
+
+
+def test_switched_off_it_starts_empty(home: Home) -> None:
+    with JupyterServer(home, config={"Keeper": {"restore_on_death": False}}) as server:
+        kernel = server.client.start()
+        kernel.run("x = 1")
+        server.client.save(kernel)
+        kill(kernel.pid)
+        client = fresh(server, kernel)
+        (state,) = server.client.states()
+        server.client.restore(state["id"])
+        assert client.run("print(x)") == "1"
+
+
+class TestPolicy:
+    """The decision alone, with a clock that a test can move."""
+
+    def policy(self, tmp_path: Path) -> DeathPolicy:
+        self.time = 0.0
+        return DeathPolicy(30, 2, lambda: self.time)
+
+    def test_newest_of_its_own(self, tmp_path: Path) -> None:
+        policy = self.policy(tmp_path)
+        assert policy.state_to_restore() is None
+        policy.saved("a")
+        policy.saved("b")
+        assert policy.state_to_restore() == "b"
+        policy.restored("a")  # a roll-back: what came after it is another story
+        assert policy.state_to_restore() == "a"
+        policy.saved("c")
+        policy.forget("c")
+        assert policy.state_to_restore() == "a"
+        policy.started_fresh()
+        assert policy.state_to_restore() is None
+
+    def test_quick_deaths_are_counted_in_a_row(self, tmp_path: Path) -> None:
+        policy = self.policy(tmp_path)
+        policy.saved("a")
+        for _ in range(3):
+            assert policy.state_to_restore() == "a"
+            policy.restored("a")
+            self.time += 29
+        assert policy.state_to_restore() is None
+        policy.restored("a")
+        self.time += 31
+        assert policy.state_to_restore() == "a"
