@@ -20,7 +20,9 @@
 #include "procfs.h"
 #include "trust.h"
 
-enum { LEAST_MAJOR = 4, LEAST_MINOR = 2, LOG_TAIL = 256 * 1024, ERROR_LINES = 10, LINE_MAX_ = 500 };
+enum { LEAST_MAJOR = 4, LEAST_MINOR = 2, ERROR_LINES = 10, ERROR_LINE_MAX = 500 };
+
+static const off_t tail_bytes = (off_t)256 * 1024; /* of the log are read at most */
 
 static char *const criu_environment[] = {
     (char[]){"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, (char[]){"LC_ALL=C"}, NULL};
@@ -95,9 +97,7 @@ static bool read_version(struct criu *criu, bool *new_enough)
         return false;
     text[used] = '\0';
     kill(pid, SIGKILL);
-    int status;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        continue;
+    sys_wait(pid, NULL);
     return criu_parse_version(text, criu->version, sizeof(criu->version), new_enough);
 }
 
@@ -249,11 +249,10 @@ bool criu_spawn(const struct criu *criu, const struct criu_args *args, int image
         child_setup(null, output);
         /* Ignored over exec: a write beyond a limit then is an error CRIU can undo things after. */
         signal(SIGXFSZ, SIG_IGN);
-        union {
-            const char *const *in;
-            char *const *out;
-        } argv = {.in = args->argv};
-        execve(criu->path, argv.out, criu_environment);
+        char *argv[CRIU_ARGS_MAX];
+        for (unsigned i = 0; i <= args->count; i++)
+            argv[i] = args->argv[i] == NULL ? NULL : strdup(args->argv[i]);
+        execve(criu->path, argv, criu_environment);
         _exit(127);
     }
     int error = errno;
@@ -270,7 +269,7 @@ bool criu_spawn(const struct criu *criu, const struct criu_args *args, int image
     if (process->pidfd < 0) {
         error = errno;
         criu_close(process);
-        waitpid(pid, NULL, 0);
+        sys_wait(pid, NULL);
         return kc_fail_errno(result, KC_INTERNAL, error, "pidfd_open");
     }
     return true;
@@ -317,9 +316,9 @@ static char *log_tail(int images, const char *log)
     char *text = NULL;
     size_t length = 0;
     if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
-        if (info.st_size > LOG_TAIL)
-            lseek(fd, -LOG_TAIL, SEEK_END);
-        text = io_read_to_end(fd, 2 * LOG_TAIL, &length);
+        if (info.st_size > tail_bytes)
+            lseek(fd, -tail_bytes, SEEK_END);
+        text = io_read_to_end(fd, 2 * (size_t)tail_bytes, &length);
     }
     io_close(&fd);
     if (text != NULL)
@@ -356,7 +355,7 @@ void criu_error_event(const struct kc_result *result, int images, const char *lo
                 result->message[0] != '\0' ? result->message : kc_reason_words(result->reason));
     json_open(&json, "criu_errors", '[');
     for (size_t i = 0; i < count; i++)
-        json_string_n(&json, NULL, lines[i], strnlen(lines[i], LINE_MAX_));
+        json_string_n(&json, NULL, lines[i], strnlen(lines[i], ERROR_LINE_MAX));
     json_close(&json);
     json_string(&json, "log", text != NULL ? log : NULL);
     json_send(&json, 5000);

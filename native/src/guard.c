@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "io.h"
@@ -36,8 +35,9 @@ __attribute__((noreturn)) static void stand_guard(int in, const struct tree_task
 {
     char byte;
     ssize_t n;
-    while ((n = read(in, &byte, 1)) < 0 && errno == EINTR)
-        continue;
+    do
+        n = read(in, &byte, 1);
+    while (n < 0 && errno == EINTR);
     if (n == 1)
         _exit(0);
     wait_for_criu(criu, criu_pidfd);
@@ -87,7 +87,6 @@ void guard_dismiss(struct guard *guard)
         return;
     io_write_all(guard->pipe, "d", 1);
     io_close(&guard->pipe);
-    while (waitpid(guard->pid, NULL, 0) < 0 && errno == EINTR)
-        continue;
+    sys_wait(guard->pid, NULL);
     guard->pid = -1;
 }

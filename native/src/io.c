@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -91,14 +92,14 @@ ssize_t io_read_file_at(int dir, const char *name, char *buffer, size_t capacity
     size_t used = 0;
     ssize_t result = -1;
     for (;;) {
-        if (used + 1 >= capacity) {
-            errno = EFBIG;
-            break;
-        }
-        ssize_t n = read(fd, buffer + used, capacity - 1 - used);
+        char beyond; /* a byte more than fits shows that the file does not */
+        bool full = used + 1 >= capacity;
+        ssize_t n = full ? read(fd, &beyond, 1) : read(fd, buffer + used, capacity - 1 - used);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
+        if (n > 0 && full)
+            errno = EFBIG;
+        if (n < 0 || (n > 0 && full))
             break;
         if (n == 0) {
             buffer[used] = '\0';
@@ -202,6 +203,15 @@ enum io_command io_next(struct io_lines *lines)
         if (!skip)
             return command;
     }
+}
+
+pid_t sys_wait(pid_t pid, int *status)
+{
+    pid_t got;
+    do
+        got = waitpid(pid, status, 0);
+    while (got < 0 && errno == EINTR);
+    return got;
 }
 
 int sys_pidfd_open(pid_t pid)

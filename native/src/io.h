@@ -40,6 +40,8 @@ struct io_lines {
 void io_fill(struct io_lines *lines, int fd);
 enum io_command io_next(struct io_lines *lines);
 
+/* waitpid() that is not interrupted; -1 when there is no such child. */
+pid_t sys_wait(pid_t pid, int *status);
 int sys_pidfd_open(pid_t pid);
 int sys_pidfd_signal(int pidfd, int signal);
 int sys_close_from(unsigned first);

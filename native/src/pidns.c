@@ -131,8 +131,9 @@ static bool split(int death_signal, int (*enter)(void), int *exit_code, struct k
     io_close(&ready[1]);
     int error = 0;
     ssize_t n;
-    while ((n = read(ready[0], &error, sizeof(error))) < 0 && errno == EINTR)
-        continue;
+    do
+        n = read(ready[0], &error, sizeof(error));
+    while (n < 0 && errno == EINTR);
     io_close(&ready[0]);
     int code = n == (ssize_t)sizeof(error) && error == 0 ? relay(inner, signals) : -1;
     io_close(&signals);

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "pidslot.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "caps.h"
@@ -70,8 +68,7 @@ static pid_t step(void)
     if (pid == 0)
         _exit(0);
     if (pid > 0)
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-            continue;
+        sys_wait(pid, NULL);
     return pid;
 }
 

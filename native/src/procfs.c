@@ -221,7 +221,7 @@ ssize_t proc_children_at(int proc, const char *process, pid_t *pids, size_t capa
         io_close(&fd);
         return -1;
     }
-    size_t limit = 1024 * 1024; /* bytes of one children file */
+    const size_t limit = (size_t)1024 * 1024; /* bytes of one children file */
     ssize_t count = 0;
     for (const struct dirent *entry; count >= 0 && (entry = readdir(dir)) != NULL;) {
         if (isdigit((unsigned char)entry->d_name[0]) == 0)

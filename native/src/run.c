@@ -19,6 +19,7 @@
 
 enum { ENV_BYTES = 8 * 1024 * 1024, ENV_ENTRIES = 65536 };
 
+/* The first entry is the start of the one buffer that all of them are in. */
 static char **read_environment(int fd, struct kc_result *result)
 {
     size_t length;
@@ -29,6 +30,8 @@ static char **read_environment(int fd, struct kc_result *result)
     }
     char **entries = calloc(ENV_ENTRIES + 1, sizeof(*entries));
     size_t count = 0;
+    if (entries != NULL && length == 0)
+        free(text);
     for (size_t i = 0; entries != NULL && i < length; i += strlen(text + i) + 1) {
         /* The buffer ends in a NUL of its own, so every entry does. */
         if (count == ENV_ENTRIES || strchr(text + i, '=') == NULL) {
@@ -39,8 +42,10 @@ static char **read_environment(int fd, struct kc_result *result)
         }
         entries[count++] = text + i;
     }
-    if (entries == NULL)
+    if (entries == NULL) {
+        free(text);
         kc_fail(result, KC_INTERNAL, "Out of memory.");
+    }
     return entries;
 }
 
@@ -67,13 +72,6 @@ static int become_kernel(const struct args *args, char **environment, int null, 
 
 static bool start(const struct args *args, struct supervisor *supervisor, struct kc_result *result)
 {
-    char **environment = NULL;
-    if (args->env_fd >= 0) {
-        environment = read_environment(args->env_fd, result);
-        if (environment == NULL)
-            return false;
-        close(args->env_fd);
-    }
     int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int log = open(args->log, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC,
                    0600);
@@ -85,26 +83,39 @@ static bool start(const struct args *args, struct supervisor *supervisor, struct
         return kc_fail(result, KC_USAGE, "The log file is not a regular file.");
     if (null < 0 || pipe2(failed, O_CLOEXEC) != 0)
         return kc_fail_errno(result, KC_INTERNAL, errno, "The kernel cannot be started");
+    char **environment = NULL;
+    if (args->env_fd >= 0) {
+        environment = read_environment(args->env_fd, result);
+        if (environment == NULL)
+            return false;
+        close(args->env_fd);
+    }
     pid_t self = getpid();
     pidslot_choose();
     pid_t pid = fork();
-    if (pid < 0)
-        return kc_fail_errno(result, KC_INTERNAL, errno, "fork");
+    int error = errno;
     if (pid == 0) {
         /* Nothing of the caller's reaches the kernel but fds 0 to 2. */
         sys_close_on_exec_from(3);
-        int error = become_kernel(args, environment, null, log, self);
+        error = become_kernel(args, environment, null, log, self);
         io_write_all(failed[1], &error, sizeof(error));
         _exit(127);
     }
+    if (environment != NULL) {
+        free(environment[0]); /* it holds secrets, and this process lives long */
+        free(environment);
+    }
+    if (pid < 0)
+        return kc_fail_errno(result, KC_INTERNAL, error, "fork");
     supervisor->root = pid;
     io_close(&null);
     io_close(&log);
     io_close(&failed[1]);
-    int error = 0;
+    error = 0;
     ssize_t n;
-    while ((n = read(failed[0], &error, sizeof(error))) < 0 && errno == EINTR)
-        continue;
+    do
+        n = read(failed[0], &error, sizeof(error));
+    while (n < 0 && errno == EINTR);
     io_close(&failed[0]);
     if (n == (ssize_t)sizeof(error))
         return kc_fail_errno(result, KC_EXEC_FAILED, error, "%.200s cannot be started",
