@@ -57,6 +57,7 @@ class _Rebuilding:
         ]
         self.left = sum(name != ZERO_NAME for name in self.names)
         self.fd = -1
+        self._writing = threading.Lock()
         self._starts = [offset for offset, _ in entry.extents or []]
 
     def data_size(self, block_size: int) -> int:
@@ -87,9 +88,12 @@ class _Rebuilding:
                 self._pwrite(plain[first - offset : last - offset], first)
 
     def _pwrite(self, data: memoryview, offset: int) -> None:
-        while data:
-            done = os.pwrite(self.fd, data, offset)
-            data, offset = data[done:], offset + done
+        # The kernel lets one thread at a time write to a file, and the others spin:
+        # waiting here leaves the processor to those that decompress.
+        with self._writing:
+            while data:
+                done = os.pwrite(self.fd, data, offset)
+                data, offset = data[done:], offset + done
 
     def finish(self) -> None:
         os.fchmod(self.fd, self.entry.mode & 0o777)
