@@ -45,9 +45,16 @@ _SAVE: Final = (
         "Restart the kernel without using the GPU.",
     ),
     _rule(
-        r"link_remap|Can't link remap|linkat.*File exists|linkat.*Operation not permitted",
-        "A deleted file that the kernel still uses could not be kept: its folder refuses links.",
-        "Close the file, or keep it in a folder of your own on a local disk, then save again.",
+        r"(link_remap\.\d+).*File exists",
+        "A left-over of an earlier save is in the way: {1}.",
+        "Save again; if that fails too, remove the link_remap files of your own in /dev/shm and "
+        "/tmp.",
+    ),
+    _rule(
+        r"link_remap|Can't link remap",
+        "The kernel uses a file whose name was removed while another name of it stays, and this "
+        "node does not allow such a file to be saved.",
+        "Close the file, then save again.",
     ),
     _rule(
         r"Can't dump ghost file (\S+) of (\d+) size|ghost file.*(?:limit|too (?:big|large))",

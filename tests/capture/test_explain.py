@@ -79,6 +79,18 @@ _CASES: list[tuple[Literal["save", "restore"], str, str, str]] = [
         "not_savable",
         "too large",
     ),
+    (
+        "save",
+        "Error (criu/files-reg.c:1165): trim failed: @link_remap.135@",
+        "not_savable",
+        "another name",
+    ),
+    (
+        "save",
+        "Error (criu/files-reg.c:1184): Can't link remap to link_remap.30: File exists",
+        "not_savable",
+        "link_remap.30",
+    ),
     ("save", "Error (criu/pagemap.c:1): write: No space left on device", "no_space", "space"),
     (
         "restore",
