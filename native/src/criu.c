@@ -152,8 +152,9 @@ void criu_common_args(struct criu_args *args, const char *command, const char *l
 {
     static const char *const common[] = {"--file-locks",         "--link-remap",
                                          "--ext-unix-sk",        "--tcp-established",
-                                         "--network-lock",       "skip",
-                                         "--manage-cgroups=ignore", "--leave-stopped"};
+                                         "--skip-in-flight",     "--network-lock",
+                                         "skip",                 "--manage-cgroups=ignore",
+                                         "--leave-stopped"};
     criu_arg(args, "criu");
     criu_arg(args, command);
     criu_arg(args, "--no-default-config");

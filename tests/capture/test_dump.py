@@ -125,7 +125,6 @@ def test_an_undone_dump_leaves_no_links(kernel: RunningKernel, tmp_path: Path) -
         ("os.pidfd_open(1)", "process 1, which is not its own"),
         ("subprocess.Popen(['unshare', '-pf', 'sleep', '100'])", "sandbox"),
         ("ghost()", "deleted file"),
-        ("in_flight()", "just connecting"),
     ],
 )
 def test_what_criu_refuses_is_named(kernel: RunningKernel, code: str, words: str) -> None:
@@ -136,9 +135,6 @@ def ghost():
     file = tempfile.TemporaryFile(dir={str(kernel.folder)!r})
     file.write(bytes(2 << 20)); file.flush()
     return file
-def in_flight():
-    server = socket.create_server(("127.0.0.1", 0))
-    return server, socket.create_connection(server.getsockname())
 held = {code}
 while isinstance(held, subprocess.Popen) and not os.listdir(f"/proc/{{held.pid}}/task"):
     pass

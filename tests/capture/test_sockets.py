@@ -133,6 +133,29 @@ print(socket.create_connection(("127.0.0.1", {outside})) is not None)
     assert printed.splitlines() == ["BrokenPipeError", "OSError OSError", "''", "True True", "True"]
 
 
+def test_connections_that_nobody_has_accepted_yet(kernel: RunningKernel) -> None:
+    """A browser may just be connecting to a server in a kernel that is busy."""
+    kernel.run(
+        _HELPERS
+        + """
+server = socket.create_server(("127.0.0.1", 0))
+inside = socket.create_connection(server.getsockname())
+"""
+    )
+    port = int(kernel.run("print(server.getsockname()[1])"))
+    with socket.create_connection(("127.0.0.1", port)) as waiting:
+        waiting.sendall(b"hello")
+        images_dir, _ = kernel.dump()
+        printed = kernel.run("server.accept(); one, _ = server.accept(); print(receive(one))")
+        assert printed == "hello\n", "the running kernel keeps them"
+    kernel.kill()
+    kernel.restore(images_dir)
+    with socket.create_connection(("127.0.0.1", port)) as waiting:
+        waiting.sendall(b"hello")
+        printed = kernel.run("one, _ = server.accept(); print(receive(one), receive(inside))")
+        assert printed == "hello OSError\n"
+
+
 def test_unix_sockets_to_the_outside(kernel: RunningKernel, tmp_path: Path) -> None:
     """One that nobody accepted comes back closed; a datagram one finds its service again."""
     stream, service, gone = (str(tmp_path / name) for name in ("stream", "service", "gone"))
