@@ -10,13 +10,11 @@ from jupyter_events import EventLogger
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.serverapp import ServerApp
 
-from .handlers import default_handlers
+from .handlers import KEEPER_SETTING, default_handlers
 from .keeper import Keeper
 from .provisioner import GpuCkptProvisioner
 
 EVENTS_DIR: Final = Path(__file__).parent / "events"
-#: Key under which the handlers find the keeper in the web application's settings.
-KEEPER_SETTING: Final = "jupyter_gpu_ckpt_keeper"
 
 
 class GpuCkptApp(ExtensionApp):
@@ -24,10 +22,11 @@ class GpuCkptApp(ExtensionApp):
 
     name = "jupyter_gpu_ckpt"
     load_other_extensions = True
-    # So that --Keeper.x=y on the server's command line and --help-all know them.
+    # What can be configured on the server's command line, as in --Keeper.store_root=/shared.
     classes = [ServerApp, Keeper, GpuCkptProvisioner]  # noqa: RUF012
 
-    keeper: Keeper
+    #: ``None`` where the extension could not be loaded.
+    keeper: Keeper | None = None
 
     def initialize(self) -> None:  # type: ignore[override]
         """Register the event schemas, then everything else.
@@ -56,11 +55,18 @@ class GpuCkptApp(ExtensionApp):
 
     async def _start_jupyter_server_extension(self, serverapp: ServerApp) -> None:
         """Start the keeper; the server calls it once its event loop runs."""
-        await self.keeper.start()
+        if self.keeper is not None:
+            await self.keeper.start()
 
     async def stop_extension(self) -> None:
         """Stop the keeper in order; the server calls it at its end, before it stops kernels."""
-        await self.keeper.stop()
+        if self.keeper is None:
+            return
+        try:
+            await self.keeper.stop()
+        except Exception:
+            # What is raised here would keep the server from ending its kernels.
+            self.log.exception("gpu-ckpt: the extension did not stop in order")
 
     def current_activity(self) -> dict[str, int] | None:
         """Say what runs here; the server calls it before it shuts down for want of activity.
@@ -70,6 +76,8 @@ class GpuCkptApp(ExtensionApp):
         dict or None
             The number of operations under way, ``None`` for none.
         """
+        if self.keeper is None:
+            return None
         running = [op for op in self.keeper.operations() if op.status in ("pending", "running")]
         return {"gpu_ckpt_operations": len(running)} if running else None
 

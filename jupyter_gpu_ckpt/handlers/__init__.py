@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import doctor, gc, kernels, lost, operations, states
-from .base import GpuCkptHandler
+from .base import KEEPER_SETTING, GpuCkptHandler
 
 default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
     *doctor.routes,
@@ -14,4 +14,4 @@ default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
     *states.routes,
 ]
 
-__all__ = ["default_handlers"]
+__all__ = ["KEEPER_SETTING", "default_handlers"]

@@ -19,6 +19,8 @@ from ..models import Operation
 API: Final = "/gpu-ckpt/api"
 AUTH_RESOURCE: Final = "gpu-ckpt"
 MAX_BODY_BYTES: Final = 64 * 1024
+#: Where the keeper is among the web application's settings; the app puts it there.
+KEEPER_SETTING: Final = "jupyter_gpu_ckpt_keeper"
 
 # What kernel, state and operation ids may look like. Anything else is an id nobody has, and never
 # reaches a file name.
@@ -41,7 +43,7 @@ class GpuCkptHandler(ExtensionHandlerMixin, APIHandler):
     @property
     def keeper(self) -> Keeper:
         """The one keeper of this server."""
-        keeper: Keeper = self.settings["jupyter_gpu_ckpt_keeper"]
+        keeper: Keeper = self.settings[KEEPER_SETTING]
         return keeper
 
     def body(self, kind: type[BodyT]) -> BodyT:
