@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -103,13 +103,14 @@ class Ability:
 
         return await in_thread(look)
 
-    async def doctor(self, check_store: Callable[[], Any]) -> Doctor:
+    async def doctor(self, check_store: Callable[[], list[DoctorCheck]]) -> Doctor:
         """What this node can capture, and what stands in the way.
 
         Parameters
         ----------
         check_store
-            Raises CkptError when the store is out of order; run in a worker thread.
+            Raises CkptError when the store is out of order, and returns what else is to be
+            said of it; run in a worker thread.
         """
         self._probed = None
         try:
@@ -117,7 +118,8 @@ class Ability:
         except CkptError as error:
             probe = error
         try:
-            await in_thread(check_store)
+            of_store = await in_thread(check_store)
         except CkptError as error:
             return describe.doctor(probe, error)
-        return describe.doctor(probe, None, [DoctorCheck("store", "ok", "The store can be used.")])
+        usable = DoctorCheck("store", "ok", "The store can be used.")
+        return describe.doctor(probe, None, [usable, *of_store])

@@ -101,6 +101,12 @@ def _node(node: dict[str, Any]) -> Node:
     )
 
 
+def damaged_state(state_id: str, message: str) -> DoctorCheck:
+    """A state that no list shows, with why."""
+    hint = f"To delete it: jupyter gpu-ckpt rm {state_id}"
+    return DoctorCheck("damaged state", "warning", message, hint)
+
+
 def doctor(
     probe: Probe | CkptError, store_error: CkptError | None, more: Sequence[DoctorCheck] = ()
 ) -> Doctor:

@@ -277,8 +277,11 @@ class Keeper(KeeperSettings):
         """What this node can capture, and what stands in the way."""
         return await self.ability.doctor(self._check_store)
 
-    def _check_store(self) -> None:
-        """Raise what would keep a save from being written; in a worker thread."""
+    def _check_store(self) -> list[models.DoctorCheck]:
+        """Raise what would keep a save from being written; in a worker thread.
+
+        Returns a warning for each state that lists leave out because it is damaged.
+        """
         self.store.usage()
         folder = self.store_folder()
         while not folder.exists():
@@ -289,6 +292,7 @@ class Keeper(KeeperSettings):
                 f"The folder for saved states cannot be written: {folder}.",
                 hint="Check its permissions, or set Keeper.store_root.",
             )
+        return [describe.damaged_state(*found) for found in self.store.damaged()]
 
     # -- lost kernels --------------------------------------------------------------------
 

@@ -43,22 +43,19 @@ class Roster:
 
     async def all(self, paths: dict[str, str], running: Running) -> list[Kernel]:
         """Every kernel of the server; ``paths`` are their notebooks'."""
-        newest: dict[str, StateRecord] = {}
-        for record in await in_thread(self._store.states):
-            newest.setdefault(record.meta.kernel_id, record)
-        node_error = await self._ability.error()
+        newest, store_error = await self._newest()
+        error = await self._ability.error() or store_error
         return [
-            self._describe(kernel_id, paths, newest.get(kernel_id), node_error, running)
+            self._describe(kernel_id, paths, newest.get(kernel_id), error, running)
             for kernel_id in self._kernel_manager.list_kernel_ids()
         ]
 
     async def one(self, kernel_id: str, paths: dict[str, str], running: Running) -> Kernel:
         """One kernel; ``unknown_kernel``."""
-        states = await in_thread(self._store.states, kernel_id)
-        node_error = await self._ability.error()
+        newest, store_error = await self._newest(kernel_id)
+        error = await self._ability.error() or store_error
         self.check_known(kernel_id)
-        newest = states[0] if states else None
-        return self._describe(kernel_id, paths, newest, node_error, running)
+        return self._describe(kernel_id, paths, newest.get(kernel_id), error, running)
 
     def check_known(self, kernel_id: str) -> None:
         """Raise ``unknown_kernel`` unless the server has this kernel."""
@@ -95,6 +92,18 @@ class Roster:
         if kernel is None or kernel.watch is None or kernel.watch.now.execution_count is not None:
             return False
         return not await in_thread(self._store.states, kernel_id)
+
+    async def _newest(
+        self, kernel_id: str | None = None
+    ) -> tuple[dict[str, StateRecord], CkptError | None]:
+        """Each kernel's newest state, or why the store cannot be read: a reason not to save."""
+        newest: dict[str, StateRecord] = {}
+        try:
+            for record in await in_thread(self._store.states, kernel_id):
+                newest.setdefault(record.meta.kernel_id, record)
+        except CkptError as error:
+            return {}, error
+        return newest, None
 
     def _describe(
         self,

@@ -239,6 +239,10 @@ def test_a_damaged_manifest(saved: Saved, harm: Callable[[bytes], bytes]) -> Non
     for method, path in (("GET", ""), ("POST", "/restore")):
         assert_clear(saved.api.error(method, f"/states/{bad}{path}", 422), "state_damaged")
     assert manifest.exists()
+    # No list shows it any more, so the doctor does.
+    checks = saved.api.get("/doctor")["checks"]
+    (warning,) = [check for check in checks if bad in check["message"]]
+    assert warning["status"] == "warning" and bad in warning["hint"]
     saved.assert_nothing_lost()
     # It can be got rid of.
     saved.api.delete(f"/states/{bad}", status=204)
