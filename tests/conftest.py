@@ -58,6 +58,8 @@ def pytest_runtest_makereport(
                 if tail:
                     report.sections.append((f"kernel log ({log.name})", tail))
         for page in getattr(item, "open_pages", []):
+            if page.page.is_closed():
+                continue
             shot = page.screenshot(EVIDENCE, f"{item.nodeid}-{report.when}")
             report.sections.append(("browser console", "\n".join(page.console[-50:])))
             report.sections.append(("screenshot", str(shot)))

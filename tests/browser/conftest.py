@@ -11,6 +11,16 @@ from tests.harness.browser import NotebookPage, chromium
 from tests.harness.server import JupyterServer
 
 
+@pytest.fixture
+def jp_asyncio_loop() -> None:
+    """No event loop for each test, as pytest-jupyter makes: Playwright's runs for all."""
+
+
+@pytest.fixture
+def jp_server_cleanup() -> None:
+    """No server in this process."""
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with chromium() as running:

@@ -109,6 +109,10 @@ def test_dismiss_keeps_the_state_and_does_not_ask_again(home: Home, open_page: O
         assert state["kernel_id"] == kernel_id
         dialog.get_by_role("button", name="Open as New Kernel").click()
         page.notification(re.compile("Kernel state restored"))
+        # It opens in a notebook of its own, beside the one with the fresh kernel.
+        expect(page.cells).to_have_count(1)
         page.wait_idle()
-        page.run_cell(1)
-        page.wait_output(1, "42")
+        page.type_into(0, CELLS[1])
+        page.run_cell(0)
+        page.wait_output(0, "42")
+        assert len(server.client.get("api/kernels")) == 2

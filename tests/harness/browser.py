@@ -88,6 +88,11 @@ class NotebookPage:
             expect(prompt).not_to_have_text(before)
             expect(prompt).to_have_text(re.compile(r"\[\d+\]:"), timeout=PATIENCE)
 
+    def type_into(self, number: int, code: str) -> None:
+        """Type into an empty cell."""
+        self.cells.nth(number).locator(".cm-content").click()
+        self.page.keyboard.type(code)
+
     def prompt(self, number: int) -> str:
         """Return the cell's prompt, such as ``[3]:``."""
         text = self.cells.nth(number).locator(".jp-InputArea-prompt").text_content()

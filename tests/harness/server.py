@@ -114,6 +114,12 @@ def _installed(relative: str) -> bool:
     return (Path(sys.prefix) / relative).exists()
 
 
+def _merge(into: dict[str, Any], traits: Mapping[str, Any]) -> None:
+    """Set traits, adding to those that are dictionaries."""
+    for name, value in traits.items():
+        into[name] = {**into.get(name, {}), **value} if isinstance(value, dict) else value
+
+
 def extension_config() -> dict[str, Any]:
     """Return what an editable install lacks compared to the wheel's own data files."""
     config: dict[str, Any] = {}
@@ -179,10 +185,13 @@ class JupyterServer:
             # What a node that died had is offered soon, so that the tests do not wait long.
             "Keeper": {"lease_interval": 2.0, "lease_ttl": 8.0},
         }  # fmt: skip
+        if app == "server":  # a plain server: what the others bring takes its time to load
+            others = ("jupyter_lsp", "jupyterlab", "notebook", "notebook_shim")
+            merged["ServerApp"]["jpserver_extensions"] = dict.fromkeys(others, False)
         stock = {"ServerApp": {"jpserver_extensions": {"jupyter_gpu_ckpt": False}}}
         for layer in (extension_config() if extension else stock, config or {}):
             for name, traits in layer.items():
-                merged.setdefault(name, {}).update(traits)
+                _merge(merged.setdefault(name, {}), traits)
         self.base_url += str(merged["ServerApp"].get("base_url", "/")).lstrip("/")
         config_file = home.config / f"test_{self.port}.json"
         config_file.write_text(json.dumps(merged))
