@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
+import ssl
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, quote, urlencode, urlsplit, urlunsplit
 
@@ -20,6 +22,9 @@ CONNECT_TIMEOUT: Final = 10.0
 REQUEST_TIMEOUT: Final = 60.0
 #: Collecting garbage and deleting read the whole store, seconds.
 LONG_TIMEOUT: Final = 3600.0
+
+# What goes wrong is said once, by the error raised here.
+logging.getLogger("tornado").addHandler(logging.NullHandler())
 
 T = TypeVar("T")
 
@@ -127,6 +132,10 @@ class Server:
             return client.fetch(request)
         except HTTPClientError as error:
             raise self._refused(error) from None
+        except ssl.SSLError as error:
+            raise self._unreachable(
+                error.reason or str(error), "SSL_CERT_FILE can name the authority to trust."
+            ) from None
         except OSError as error:
             raise self._unreachable(error.strerror or str(error)) from None
         finally:
@@ -166,9 +175,8 @@ class Server:
             )
         return CliError(f"The server at {self.url} failed: {error}.", "internal")
 
-    def _unreachable(self, why: str) -> CliError:
-        return CliError(
-            f"The server at {self.url} cannot be reached: {why}.",
-            "unreachable",
-            hint="'jupyter server list' shows the servers that run here.",
-        )
+    def _unreachable(
+        self, why: str, hint: str = "'jupyter server list' shows the servers that run here."
+    ) -> CliError:
+        message = f"The server at {self.url} cannot be reached: {why}."
+        return CliError(message, "unreachable", hint=hint)
