@@ -1,5 +1,8 @@
 import { CodeCell } from '@jupyterlab/cells';
 import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Kernel } from '@jupyterlab/services';
+import { KernelMessage } from '@jupyterlab/services';
+import { Signal } from '@lumino/signaling';
 
 import type { OperationFollower } from './follower';
 
@@ -26,10 +29,35 @@ export function pendingCells(panel: NotebookPanel): IPendingCell[] {
     }
     pending.push({
       messageId: future.msg.header.msg_id,
-      abandon: () => future.dispose()
+      abandon: () => {
+        future.dispose();
+        sayIdle(panel.sessionContext.session?.kernel, future.msg.header);
+      }
     });
   }
   return pending;
+}
+
+/**
+ * Let the page's progress indicator hear that a request is over: it counts
+ * requests by the kernel's messages, and the dead kernel sends none.
+ */
+function sayIdle(
+  kernel: Kernel.IKernelConnection | null | undefined,
+  request: KernelMessage.IExecuteRequestMsg['header']
+): void {
+  const signal = kernel?.anyMessage;
+  if (!kernel || !(signal instanceof Signal)) {
+    return;
+  }
+  const msg = KernelMessage.createMessage<KernelMessage.IStatusMsg>({
+    channel: 'iopub',
+    msgType: 'status',
+    session: kernel.clientId,
+    parentHeader: request,
+    content: { execution_state: 'idle' }
+  });
+  signal.emit({ msg, direction: 'recv' });
 }
 
 function isRunning(cell: CodeCell): boolean {

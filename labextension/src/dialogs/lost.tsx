@@ -1,21 +1,18 @@
 import { Dialog } from '@jupyterlab/apputils';
 import { PathExt, Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import type { ILostKernel } from '../api';
 import { formatAge, formatSize } from '../format';
+import { CheckedBody } from './checked';
 
 export interface ILostChoice {
   action: 'restore' | 'dismiss';
   kernels: ILostKernel[];
 }
 
-class LostBody
-  extends ReactWidget
-  implements Dialog.IBodyWidget<ILostKernel[]>
-{
+class LostBody extends CheckedBody {
   constructor(
     private readonly _kernels: ILostKernel[],
     private readonly _trans: TranslationBundle
@@ -25,7 +22,7 @@ class LostBody
     this._checked = new Set(_kernels.map(kernel => kernel.kernel_id));
   }
 
-  getValue(): ILostKernel[] {
+  get selected(): ILostKernel[] {
     return this._kernels.filter(kernel => this._checked.has(kernel.kernel_id));
   }
 
@@ -63,9 +60,6 @@ class LostBody
         this._checked.delete(kernel_id);
       }
       this.update();
-      void this.renderPromise?.then(() => {
-        this.node.dispatchEvent(new Event('input', { bubbles: true }));
-      });
     };
     return (
       <li key={kernel_id} data-kernel-id={kernel_id}>
@@ -110,9 +104,10 @@ export async function showLostDialog(
   kernels: ILostKernel[],
   trans: TranslationBundle
 ): Promise<ILostChoice | null> {
-  const result = await new Dialog<ILostKernel[]>({
+  const body = new LostBody(kernels, trans);
+  const result = await new Dialog({
     title: trans.__('Restore Lost Kernels'),
-    body: new LostBody(kernels, trans),
+    body,
     buttons: [
       Dialog.cancelButton({
         label: trans.__('Not Now'),
@@ -124,7 +119,7 @@ export async function showLostDialog(
           'Do not ask again for the selected kernels; their saved states stay'
         ),
         className: 'jp-gpu-ckpt-dismiss-lost',
-        accept: true,
+        accept: false,
         actions: ['dismiss']
       }),
       Dialog.okButton({
@@ -136,5 +131,5 @@ export async function showLostDialog(
   }).launch();
 
   const action = result.button.actions[0] as 'restore' | 'dismiss' | undefined;
-  return action && result.value ? { action, kernels: result.value } : null;
+  return action ? { action, kernels: body.selected } : null;
 }

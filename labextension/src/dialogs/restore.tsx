@@ -1,7 +1,8 @@
 import { Dialog } from '@jupyterlab/apputils';
 import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { ReactWidget } from '@jupyterlab/ui-components';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import type { IState, KernelStateAPI } from '../api';
@@ -9,6 +10,7 @@ import { explain } from '../face';
 import { formatAge, formatSize } from '../format';
 import type { IErrorBody } from '../request';
 import type { RequestError } from '../request';
+import { CheckedBody } from './checked';
 
 /** What the user chose to do with a state. */
 export type RestoreAction = 'rollback' | 'new' | 'delete';
@@ -41,11 +43,12 @@ interface IListProps {
   states: IState[];
   selected: string;
   onSelect: (stateId: string) => void;
+  onAccept: () => void;
   trans: TranslationBundle;
 }
 
 function StateList(props: IListProps): JSX.Element {
-  const { states, selected, onSelect, trans } = props;
+  const { states, selected, onSelect, onAccept, trans } = props;
   const ref = React.useRef<HTMLUListElement>(null);
   const index = states.findIndex(state => state.id === selected);
 
@@ -66,6 +69,9 @@ function StateList(props: IListProps): JSX.Element {
     if (event.key in target) {
       event.preventDefault();
       onSelect(states[target[event.key]].id);
+    } else if (event.key === 'Enter') {
+      event.preventDefault();
+      onAccept();
     }
   };
 
@@ -167,7 +173,7 @@ function ErrorText(props: { error: IErrorBody }): JSX.Element {
 }
 
 /** The dialog's body: the states, and what is known of the selected one. */
-class RestoreBody extends ReactWidget {
+class RestoreBody extends CheckedBody {
   constructor(
     private readonly _options: RestoreDialog.IOptions,
     private readonly _states: IState[] | IErrorBody,
@@ -179,6 +185,11 @@ class RestoreBody extends ReactWidget {
       const known = _states.some(state => state.id === selected);
       this._select(known ? selected! : _states[0].id);
     }
+  }
+
+  /** Emitted when the selected state is accepted with the keyboard. */
+  get accepted(): ISignal<this, void> {
+    return this._accepted;
   }
 
   /** The state that is selected, with all that was found out about it. */
@@ -215,6 +226,7 @@ class RestoreBody extends ReactWidget {
           states={states}
           selected={state.id}
           onSelect={id => this._select(id)}
+          onAccept={() => this._accept()}
           trans={trans}
         />
         <StateFacts
@@ -241,17 +253,21 @@ class RestoreBody extends ReactWidget {
       .finally(() => this._changed());
   }
 
+  private _accept(): void {
+    // The dialog would also accept what its buttons do not offer.
+    if (!this.node.querySelector('.jp-mod-error')) {
+      this._accepted.emit();
+    }
+  }
+
   private _changed(): void {
     if (this.isDisposed) {
       return;
     }
     this.update();
-    // The dialog looks for invalid content when something is entered.
-    void this.renderPromise?.then(() => {
-      this.node.dispatchEvent(new Event('input', { bubbles: true }));
-    });
   }
 
+  private _accepted = new Signal<this, void>(this);
   private _checked = new Map<string, IState>();
   private _errors = new Map<string, IErrorBody>();
   private _selected = '';
@@ -286,7 +302,7 @@ export namespace RestoreDialog {
     const some = Array.isArray(states) && states.length > 0;
 
     const body = new RestoreBody(options, states, selected);
-    const result = await new Dialog({
+    const dialog = new Dialog({
       title: trans.__('Restore Kernel State'),
       body,
       buttons: some
@@ -320,7 +336,9 @@ export namespace RestoreDialog {
           ]
         : [Dialog.cancelButton({ label: trans.__('Close') })],
       focusNodeSelector: '[role="listbox"]'
-    }).launch();
+    });
+    body.accepted.connect(() => dialog.resolve());
+    const result = await dialog.launch();
 
     const action = result.button.actions[0] as RestoreAction | undefined;
     const state = body.current;
