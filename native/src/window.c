@@ -16,10 +16,16 @@
 #include "procfs.h"
 
 static const char deleted[] = " (deleted)";
+static const char socket_link[] = "socket:[";
+
+enum { SOCKETS_MAX = 1024 };
 
 struct search {
     char dirs[ARGS_WINDOW_DIRS_MAX][PATH_MAX];
     size_t count;
+    unsigned long sockets[SOCKETS_MAX]; /* inodes of Unix sockets bound below the dirs */
+    size_t socket_count;
+    bool sockets_unknown; /* too many of them, or they could not be read */
 };
 
 bool window_below(const char *path, const char *dir)
@@ -41,6 +47,65 @@ const char *window_maps_path(char *line)
     }
     cursor[strcspn(cursor, "\n")] = '\0';
     return *cursor == '/' ? cursor : NULL;
+}
+
+const char *window_unix_path(char *line, unsigned long *inode)
+{
+    /* address: references protocol flags type state inode path; most sockets have no path. */
+    char *cursor = line;
+    for (int field = 0; field < 6; field++) {
+        cursor += strcspn(cursor, " \n");
+        cursor += strspn(cursor, " ");
+    }
+    char *end = NULL;
+    *inode = strtoul(cursor, &end, 10);
+    if (end == cursor || *end != ' ')
+        return NULL;
+    cursor = end + 1;
+    cursor[strcspn(cursor, "\n")] = '\0';
+    return *cursor == '/' ? cursor : NULL;
+}
+
+/* Sockets of the whole network namespace; whether the tree holds one is seen at its fds. */
+static void find_sockets(struct search *search, pid_t pid)
+{
+    search->socket_count = 0;
+    search->sockets_unknown = true;
+    char name[32];
+    snprintf(name, sizeof(name), "%d/net/unix", pid);
+    int fd = openat(proc_fd(), name, O_RDONLY | O_CLOEXEC);
+    FILE *table = fd < 0 ? NULL : fdopen(fd, "r");
+    if (table == NULL) {
+        io_close(&fd);
+        return;
+    }
+    search->sockets_unknown = false;
+    char *line = NULL;
+    size_t capacity = 0;
+    while (!search->sockets_unknown && getline(&line, &capacity, table) > 0) {
+        unsigned long inode = 0;
+        const char *path = window_unix_path(line, &inode);
+        bool below = false;
+        for (size_t i = 0; path != NULL && !below && i < search->count; i++)
+            below = window_below(path, search->dirs[i]);
+        if (below && search->socket_count == SOCKETS_MAX)
+            search->sockets_unknown = true;
+        else if (below)
+            search->sockets[search->socket_count++] = inode;
+    }
+    free(line);
+    fclose(table);
+}
+
+static bool socket_matters(const struct search *search, const char *link)
+{
+    if (search->sockets_unknown)
+        return true;
+    unsigned long inode = strtoul(link + strlen(socket_link), NULL, 10);
+    for (size_t i = 0; i < search->socket_count; i++)
+        if (search->sockets[i] == inode)
+            return true;
+    return false;
 }
 
 static bool link_remap_beside(const char *path)
@@ -83,6 +148,8 @@ static bool link_matters(const struct search *search, int dir, const char *name)
     if (n < 0)
         return errno != ENOENT;
     target[n] = '\0';
+    if (strncmp(target, socket_link, strlen(socket_link)) == 0)
+        return socket_matters(search, target);
     return path_matters(search, target);
 }
 
@@ -133,6 +200,8 @@ bool window_needed(const struct tree *tree, const char *const *dirs, size_t coun
     for (size_t i = 0; i < count && i < ARGS_WINDOW_DIRS_MAX; i++)
         if (realpath(dirs[i], search.dirs[search.count]) != NULL)
             search.count++;
+    if (tree->count > 0)
+        find_sockets(&search, tree->tasks[0].pid);
     for (size_t i = 0; i < tree->count; i++) {
         pid_t pid = tree->tasks[i].pid;
         if (tree->tasks[i].state == 'Z' || tree->tasks[i].state == 'X')

@@ -3,7 +3,9 @@
 #include "window.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "procfs.h"
@@ -43,6 +45,38 @@ static void map_lines(void)
     }
 }
 
+static void socket_lines(void)
+{
+    unsigned long inode = 0;
+    char bound[] = "0000000000000000: 00000002 00000000 00010000 0001 01   123 /tmp/a b\n";
+    CHECK_STRING(window_unix_path(bound, &inode), "/tmp/a b");
+    CHECK(inode == 123);
+    char abstract[] = "0000000000000000: 00000002 00000000 00010000 0001 01 123 @/tmp/a\n";
+    char unnamed[] = "0000000000000000: 00000003 00000000 00000000 0001 03 1447179\n";
+    char heading[] = "Num       RefCount Protocol Flags    Type St Inode Path\n";
+    char empty[] = "";
+    CHECK(window_unix_path(abstract, &inode) == NULL && window_unix_path(unnamed, &inode) == NULL);
+    CHECK(window_unix_path(heading, &inode) == NULL && window_unix_path(empty, &inode) == NULL);
+    uint64_t state = 362436069;
+    static const char line[] = "0: 2 0 10000 1 01 123 /tmp/a\n";
+    for (int i = 0; i < 20000; i++) {
+        char *copy = check_mangle(line, &state);
+        const char *path = window_unix_path(copy, &inode);
+        CHECK(path == NULL || *path == '/');
+        free(copy);
+    }
+}
+
+static int bind_below(const char *base)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/socket", base);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0);
+    CHECK(unlink(address.sun_path) == 0);
+    return fd;
+}
+
 static void this_process(void)
 {
     char base[] = "/tmp/kernel-capture-window-XXXXXX";
@@ -65,6 +99,10 @@ static void this_process(void)
     CHECK(window_needed(&tree, dirs, 0));
     CHECK(unlink(remap) == 0 && !window_needed(&tree, dirs, 2));
     close(fd);
+    /* Bound here: its folder must be there when it is bound again. */
+    fd = bind_below(base);
+    CHECK(window_needed(&tree, dirs, 2) && !window_needed(&tree, dirs, 1));
+    close(fd);
     CHECK(chdir(base) == 0 && window_needed(&tree, dirs, 2));
     CHECK(chdir("/") == 0 && rmdir(base) == 0);
     tree_free(&tree);
@@ -74,6 +112,7 @@ int main(void)
 {
     paths();
     map_lines();
+    socket_lines();
     this_process();
     return 0;
 }
