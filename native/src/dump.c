@@ -264,6 +264,8 @@ static void judge(struct dump *dump, bool criu_done, const char *words)
         kc_fail(&dump->result, KC_TIMEOUT, "The save took too long; the kernel runs on.");
     else if (dump->undo == KC_NO_SPACE || (!criu_done && criu_out_of_space(dump->images, log_name)))
         kc_fail(&dump->result, KC_NO_SPACE, "There is no space left for the images.");
+    else if (!criu_done && sys_pidfd_signal(dump->pidfd, 0) != 0)
+        kc_fail(&dump->result, KC_NO_PROCESS, "The kernel ended while it was being saved.");
     else if (!criu_done)
         kc_fail(&dump->result, KC_CRIU_FAILED, "The kernel could not be saved. %s", words);
 }

@@ -16,6 +16,7 @@
 
 #include "caps.h"
 #include "criu.h"
+#include "guard.h"
 #include "hold.h"
 #include "io.h"
 #include "json.h"
@@ -34,6 +35,7 @@ struct restore {
     struct kc_result result;
     struct criu criu;
     struct supervisor supervisor;
+    struct guard guard;
     int images;
     pid_t *pids;          /* every PID and TID of the images */
     size_t pid_count;
@@ -174,7 +176,9 @@ static bool run_criu(struct restore *restore)
     restore->started = io_now();
     if (!criu_spawn(&restore->criu, &args, restore->images, &process, &restore->result))
         return false;
-    bool ended = criu_go(&process) && wait_for_criu(restore, &process, &status);
+    bool ended = guard_start_restore(&restore->guard, process.pidfd, restore->pids,
+                                     restore->pid_count, &restore->result) &&
+                 criu_go(&process) && wait_for_criu(restore, &process, &status);
     criu_close(&process);
     if (!ended)
         return kc_fail(&restore->result, KC_INTERNAL, "CRIU could not be started.");
@@ -202,22 +206,36 @@ static bool find_root(struct restore *restore, const struct tree *tree)
     return true;
 }
 
-/* The images are the caller's: they must not give a process rights that the caller has not. */
-static bool check_rights(struct restore *restore, const struct tree *tree)
+/* Whether a live process has rights or user ids that the caller has not. */
+static bool has_too_much(pid_t pid)
 {
     uint64_t most = caps_callers_own();
-    for (size_t i = 0; i < tree->count; i++) {
-        struct proc_status status;
-        if (!proc_status(tree->tasks[i].pid, &status))
-            continue;
-        if (((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0)
-            return kc_fail(&restore->result, KC_NOT_YOURS,
-                           "The state asks for capabilities that the caller does not have.");
-        for (int k = 0; k < 4; k++)
-            if (getuid() != 0 && status.uid[k] != getuid())
+    struct proc_stat stat;
+    struct proc_status status;
+    if (!proc_stat(pid, &stat) || stat.state == 'Z' || stat.state == 'X' ||
+        !proc_status(pid, &status))
+        return false;
+    bool foreign = false;
+    for (int k = 0; k < 4; k++)
+        foreign = foreign || status.uid[k] != getuid();
+    return ((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0 ||
+           (foreign && getuid() != 0);
+}
+
+/* The images are the caller's: they must not give a process rights that the caller has not. All of
+ * the tree is stopped and has not run an instruction of its own yet. */
+static bool check_rights(struct restore *restore, const struct tree *tree)
+{
+    double deadline = io_now() + 1.0;
+    for (size_t i = 0; i < tree->count; i++)
+        /* A process of CRIU's own, on its way out, may be among them for a moment. */
+        while (has_too_much(tree->tasks[i].pid)) {
+            if (io_now() >= deadline)
                 return kc_fail(&restore->result, KC_NOT_YOURS,
-                               "The state asks for another user's process.");
-    }
+                               "Process %d of the state has rights that the caller lacks.",
+                               tree->tasks[i].pid);
+            io_sleep_ms(5);
+        }
     return true;
 }
 
@@ -226,7 +244,9 @@ static bool bring_back(struct restore *restore)
     struct tree tree = {0};
     if (!run_criu(restore))
         return false;
-    bool good = tree_collect(&tree, getpid(), false) && find_root(restore, &tree) &&
+    bool good = tree_collect(&tree, getpid(), false);
+    tree_remove(&tree, restore->guard.pid);
+    good = good && find_root(restore, &tree) &&
                 check_rights(restore, &tree) &&
                 (!restore->args->hold ||
                  hold_begin(restore->supervisor.root, &restore->result));
@@ -234,6 +254,7 @@ static bool bring_back(struct restore *restore)
         criu_mark_stopped(restore->images, &tree);
         tree_thaw(&tree, &tree);
     }
+    guard_dismiss(&restore->guard);
     restore->took = io_now() - restore->started;
     tree_free(&tree);
     if (good && restore->args->hold) {
@@ -279,6 +300,7 @@ static void announce(const struct restore *restore)
 static int fail(struct restore *restore)
 {
     supervise_abandon(&restore->supervisor);
+    guard_dismiss(&restore->guard);
     if (restore->result.reason == KC_OK && restore->taken_count > 0)
         event_pids_taken(restore);
     else
@@ -288,7 +310,8 @@ static int fail(struct restore *restore)
 
 int restore_command(const struct args *args)
 {
-    struct restore restore = {.args = args, .images = -1};
+    struct restore restore = {
+        .args = args, .images = -1, .guard = {.pid = -1, .pipe = -1}};
     int exit_code = -1;
     restore.images = criu_open_images(args->images_dir, &restore.result);
     if (restore.images < 0 || !read_pids(&restore) ||

@@ -20,7 +20,7 @@
 enum { ENV_BYTES = 8 * 1024 * 1024, ENV_ENTRIES = 65536 };
 
 /* The first entry is the start of the one buffer that all of them are in. */
-static char **read_environment(int fd, struct kc_result *result)
+static char **read_environment(int fd, size_t *length_out, struct kc_result *result)
 {
     size_t length;
     char *text = io_read_to_end(fd, ENV_BYTES, &length);
@@ -46,6 +46,7 @@ static char **read_environment(int fd, struct kc_result *result)
         free(text);
         kc_fail(result, KC_INTERNAL, "Out of memory.");
     }
+    *length_out = length;
     return entries;
 }
 
@@ -84,8 +85,9 @@ static bool start(const struct args *args, struct supervisor *supervisor, struct
     if (null < 0 || pipe2(failed, O_CLOEXEC) != 0)
         return kc_fail_errno(result, KC_INTERNAL, errno, "The kernel cannot be started");
     char **environment = NULL;
+    size_t environment_bytes = 0;
     if (args->env_fd >= 0) {
-        environment = read_environment(args->env_fd, result);
+        environment = read_environment(args->env_fd, &environment_bytes, result);
         if (environment == NULL)
             return false;
         close(args->env_fd);
@@ -102,7 +104,10 @@ static bool start(const struct args *args, struct supervisor *supervisor, struct
         _exit(127);
     }
     if (environment != NULL) {
-        free(environment[0]); /* it holds secrets, and this process lives long */
+        /* It may hold secrets, and this process lives long. */
+        if (environment[0] != NULL)
+            explicit_bzero(environment[0], environment_bytes);
+        free(environment[0]);
         free(environment);
     }
     if (pid < 0)

@@ -88,6 +88,15 @@ bool tree_collect(struct tree *tree, pid_t root_pid, bool with_root)
     }
 }
 
+void tree_remove(struct tree *tree, pid_t pid)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < tree->count; i++)
+        if (tree->tasks[i].pid != pid)
+            tree->tasks[kept++] = tree->tasks[i];
+    tree->count = kept;
+}
+
 void tree_free(struct tree *tree)
 {
     free(tree->tasks);

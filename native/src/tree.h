@@ -24,6 +24,7 @@ struct tree {
 
 /* Fills `tree` with the root (when `with_root`) and its descendants. An empty tree is no error. */
 bool tree_collect(struct tree *tree, pid_t root_pid, bool with_root);
+void tree_remove(struct tree *tree, pid_t pid);
 void tree_free(struct tree *tree);
 const struct tree_task *tree_find(const struct tree *tree, pid_t pid);
 /* Sends the signal only while PID and start time still name the recorded process. */

@@ -195,6 +195,39 @@ def test_a_lost_caller_in_the_window(kernel: Start, tmp_path: Path, how: str) ->
     one.save()
 
 
+# Connections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["done", "cancel", "SIGKILL"])
+def test_tcp_connections_go_on(kernel: Start, tmp_path: Path, how: str) -> None:
+    """CRIU silences connections while it saves them; they must speak again, however it ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(20)
+        one = kernel(
+            "import socket\nf = open('file', 'w')\n"
+            f"s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            "while True: s.sendall(s.recv(100))\n"
+        )
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(20)
+            peer.sendall(b"before")
+            assert peer.recv(100) == b"before"
+            capture = one.dump("--window-dir", one.folder)
+            capture.expect("window")
+            peer.sendall(b"during")
+            if how == "done":
+                capture.send("resume")
+                capture.expect("done")
+            elif how == "cancel":
+                capture.send("cancel")
+            else:
+                capture.process.kill()
+            assert peer.recv(100) == b"during"
+            peer.sendall(b"after")
+            assert peer.recv(100) == b"after"
+
+
 # Undoing ---------------------------------------------------------------------------------------
 
 

@@ -322,6 +322,22 @@ def test_a_restore_can_be_given_up(kernel: Start) -> None:
     one.runs_on()
 
 
+def test_a_killed_restore_leaves_no_process(kernel: Start) -> None:
+    one = kernel(
+        "import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n"
+        "data = bytearray(b'abcd' * (100 << 20))\nprint('filled', flush=True)\n" + COUNTER
+    )
+    one.wait_line("filled", 60)
+    saved_and_killed(one)
+    supervisor = one.restore()
+    wait_until(lambda: Path(f"/proc/{one.pid}").exists(), "the first process")
+    supervisor.process.kill()
+    supervisor.wait()
+    wait_until(lambda: not any(state(pid) not in ("", "Z") for pid in one.pids()), "the end of all")
+    time.sleep(0.3)  # nothing comes back either
+    assert not any(state(pid) not in ("", "Z") for pid in one.pids())
+
+
 @pytest.mark.parametrize("text", ["12 thirteen", "-5", "0", "99999999999999999999"])
 def test_bad_lists_of_pids(capture: Run, tmp_path: Path, text: str) -> None:
     (tmp_path / "pids").write_text(text)
