@@ -1,4 +1,4 @@
-"""Two courtesies to a restored kernel and its pages: a new history session, and kernel info."""
+"""What a restored kernel and its pages are told: a new history session, idle, kernel info."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ _NEW_SESSION: Final = (
 )
 
 
-def ask_new_history_session(km: Any) -> None:
-    """Have an IPython kernel log its history into a new session from the next cell on.
+#: Seconds for which a socket is kept, so that a request is surely delivered.
+_DELIVERY: Final = 5.0
 
-    Only asks, on a socket of its own: a kernel in the middle of a cell, or waiting for
-    input, does it when it comes to it. Called after a restore, for Python kernels.
+
+def first_request(km: Any, language: str) -> None:
+    """Give a restored kernel something to do, so that its pages learn that it is idle.
+
+    An IPython kernel is asked to log its history into a new session from the next cell on;
+    others for their kernel info. Only asks, on a socket of its own: a kernel in the middle of
+    a cell, or waiting for input, does it when it comes to it. Called after every restore.
     """
     channel = km.connect_shell()
-    km.session.send(
-        channel,
-        "execute_request",
-        content={
+    if language.lower() == "python":
+        content = {
             "code": _NEW_SESSION,
             "silent": True,
             "store_history": False,
             "user_expressions": {},
             "allow_stdin": False,
             "stop_on_error": False,
-        },
-    )
-    asyncio.get_running_loop().call_later(_READ_FOR, channel.close)
-
-
-#: Seconds for which the answer is awaited, so that the request is surely delivered.
-_READ_FOR: Final = 5.0
+        }
+        km.session.send(channel, "execute_request", content=content)
+    else:
+        km.session.send(channel, "kernel_info_request")
+    asyncio.get_running_loop().call_later(_DELIVERY, channel.close)
 
 
 async def learn_kernel_info(km: Any, *, timeout: float) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,9 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 T = TypeVar("T")
 
+#: Threads of our own: a restore may wait in one for minutes, and the loop's default ones are few.
+_WORKERS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gpu-ckpt")
+
 _FINAL: Final = frozenset({"done", "failed", "cancelled"})
 
 
@@ -42,7 +46,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any) -> T:
     What it works on is then never touched by two sides at once; functions that may take
     long watch :attr:`Run.cancel_flag`.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    work = asyncio.get_running_loop().run_in_executor(_WORKERS, function, *args)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

@@ -27,9 +27,24 @@ from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
 from .observer import KernelObserver, Restored, observer_of
+from .operations import in_thread
 
 #: What a launch may ask of the supervisor; anything else (a pipe for stdout, say) is Popen's.
 _SUPPORTED_ARGUMENTS: Final = frozenset({"env", "cwd", "independent"})
+
+
+async def started(supervisor: Supervisor, timeout: float) -> None:
+    """Wait until the kernel runs; otherwise, and when cancelled, its tree is ended.
+
+    Raises what :meth:`.Supervisor.wait_started` raises.
+    """
+    waiting = asyncio.ensure_future(in_thread(supervisor.wait_started, timeout))
+    try:
+        await asyncio.shield(waiting)
+    except BaseException:
+        supervisor.kill()  # which also ends the waiting
+        await asyncio.wait([waiting])
+        raise
 
 
 class RestoreToken:
@@ -171,19 +186,17 @@ class GpuCkptProvisioner(LocalProvisioner):
         cwd = kwargs.get("cwd")
         assert self.log_path is not None
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        supervisor = await asyncio.to_thread(
-            Supervisor.run,
-            program,
-            [os.path.expanduser(part) for part in cmd],
-            env=kwargs["env"],
-            cwd=None if cwd is None else os.fspath(cwd),
-            log=self.log_path,
+        log = self.log_path
+        supervisor = await in_thread(
+            lambda: Supervisor.run(
+                program,
+                [os.path.expanduser(part) for part in cmd],
+                env=kwargs["env"],
+                cwd=None if cwd is None else os.fspath(cwd),
+                log=log,
+            )
         )
-        try:
-            await asyncio.to_thread(supervisor.wait_started, self.launch_timeout)
-        except BaseException:
-            supervisor.kill()
-            raise
+        await started(supervisor, self.launch_timeout)
         self.cwd = cwd if cwd is not None else Path.cwd()
         self._take(supervisor)
 

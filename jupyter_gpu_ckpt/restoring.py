@@ -17,10 +17,10 @@ from .capture.peers import wait_for_peers
 from .capture.supervisor import Supervisor
 from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
-from .history import ask_new_history_session, learn_kernel_info
+from .history import first_request, learn_kernel_info
 from .models import OperationResult
 from .operations import Run, in_thread
-from .provisioner import RestoreToken
+from .provisioner import RestoreToken, started
 from .store import StateRecord
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
@@ -214,11 +214,7 @@ class Restore:
                     log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
                 )
             )
-            try:
-                await in_thread(supervisor.wait_started, keeper.restore_timeout + 10)
-            except BaseException:
-                supervisor.kill()
-                raise
+            await started(supervisor, keeper.restore_timeout + 10)
         finally:
             await in_thread(files.clean_up, entries)
         self._check_clock(supervisor)
@@ -271,8 +267,7 @@ class Restore:
         run.phase("connecting", 0.9)
         km, meta = kernel.km, self._meta
         km.execution_state = meta.execution_state
-        if meta.language.lower() == "python":
-            ask_new_history_session(km)
+        first_request(km, meta.language)
         expected = self._keeper.roster.subscribers(kernel.kernel_id)
         ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
         there = await wait_for_peers(ip, km.iopub_port, expected, timeout=self._keeper.hold_timeout)

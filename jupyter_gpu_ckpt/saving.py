@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
 
-from .capture import files, images
+from .capture import files, images, transactions
 from .capture.native import KernelCapture
 from .capture.node import node_info
 from .capture.preflight import check_save
@@ -24,6 +25,11 @@ from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
     from .keeper import Keeper
+
+#: Seconds to wait for the end of database transactions, and how often to dump again when the
+#: freeze fell into one nevertheless.
+_TRANSACTION: Final = 2.0
+_DUMPS: Final = 4
 
 
 class Save:
@@ -60,13 +66,12 @@ class Save:
         process = await in_thread(_look_at, pid)
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
-            image_dir.mkdir(mode=0o700)
             await in_thread(check_save, pid, probe, spool)
             # First, because a store that cannot be written should not cost the kernel a freeze.
             writer = await in_thread(self._keeper.store.begin, self._kernel.kernel_id)
             try:
                 run.phase("dumping", 0.02)
-                dump, node_local = await self._dump(run, native, pid, image_dir)
+                dump, node_local = await self._dump_whole(run, native, pid, image_dir)
                 frozen_at = _frozen_at(image_dir, dump)
                 run.phase("storing", 0.5)
                 await in_thread(
@@ -99,6 +104,29 @@ class Save:
         if pid is None:
             raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
         return pid
+
+    async def _dump_whole(
+        self, run: Run, native: KernelCapture, pid: int, image_dir: Path
+    ) -> tuple[DumpResult, list[files.NodeLocalEntry]]:
+        """Dump, and again while the freeze fell into a transaction of a database."""
+        for _ in range(_DUMPS):
+            image_dir.mkdir(mode=0o700)
+            lasting = await in_thread(lambda: transactions.wait_for_end(pid, timeout=_TRANSACTION))
+            dump, node_local = await self._dump(run, native, pid, image_dir)
+            torn = await in_thread(
+                lambda open_before=lasting: transactions.in_images(
+                    image_dir, lasting=open_before, dirs=self._keeper.node_local_dirs
+                )
+            )
+            if not torn:
+                return dump, node_local
+            await in_thread(lambda: shutil.rmtree(image_dir))
+        raise CkptError(
+            "dump_failed",
+            f"The kernel writes to a database all the time: {torn[0].removesuffix('-journal')}. "
+            "A state of that moment could not be restored. The kernel runs on.",
+            hint="Save again when it writes less often.",
+        )
 
     async def _dump(
         self, run: Run, native: KernelCapture, pid: int, image_dir: Path

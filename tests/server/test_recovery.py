@@ -67,7 +67,9 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
         kernel = server.client.connect(lost.id)
         assert kernel.run("x += 1; print(x)") == "3"
         server.client.save(kernel)
+        events = server.client.events()
         psutil.Process(kernel.pid).kill()
+        events.wait_for("kernel", action="restored", kernel_id=lost.id, cause="death")
         assert kernel.run("print(x)") == "3"
         session = next(s for s in server.client.get("api/sessions") if s["kernel"]["id"] == lost.id)
         assert (session["path"], session["type"]) == ("lost.ipynb", "notebook")
@@ -169,7 +171,7 @@ def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) ->
         kernel = saved(one, "book.ipynb", 41)
         assert other.client.lost() == []
         (state,) = other.client.states()
-        with pytest.raises(AssertionError, match="pid_in_use|not_restorable"):
+        with pytest.raises(AssertionError, match="not_restorable"):
             other.client.restore(state["id"])
         assert kernel.run("print(x + 1)") == "42"
         spool = home.data / "gpu-ckpt" / "spool"

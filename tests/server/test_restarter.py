@@ -53,6 +53,7 @@ def test_goes_on_over_the_same_connection(
     pid = kernel.pid
     state = server.client.save(kernel)["state_id"]
     os.kill(pid, signal.SIGKILL)
+    events.wait_for("operation", phase="reading", kernel_id=kernel.id)
     # Typed while it is dead: answered by the restored kernel, with its number.
     cell = kernel.execute("x + 1")
     assert cell.text == "42"
