@@ -158,8 +158,10 @@ class GpuCkptProvisioner(LocalProvisioner):
         super()._finalize_env(env)
         if self.savability is None:
             wanted = self.kernel_spec.env if self.kernel_spec else {}
-            for name in [name for name in env if name not in wanted and self._is_secret(name)]:
-                del env[name]
+            for pattern in self.scrub_environment:
+                for name in fnmatch.filter(env, pattern):
+                    if name not in wanted:
+                        del env[name]
             # The parent is the supervisor: ipykernel would end itself on seeing another one.
             env.pop("JPY_PARENT_PID", None)
 
@@ -181,12 +183,10 @@ class GpuCkptProvisioner(LocalProvisioner):
         return self.connection_info
 
     async def _launch(self, cmd: list[str], kwargs: dict[str, Any]) -> None:
-        program = find_kernel_capture(self.kernel_capture)
-        assert program is not None
+        program, log = find_kernel_capture(self.kernel_capture), self.log_path
+        assert program is not None and log is not None
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         cwd = kwargs.get("cwd")
-        assert self.log_path is not None
-        self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = self.log_path
         supervisor = await in_thread(
             lambda: Supervisor.run(
                 program,
@@ -231,9 +231,6 @@ class GpuCkptProvisioner(LocalProvisioner):
             message = "The kernel-capture program is not installed."
             hint = "Install the Linux wheel, or set GpuCkptProvisioner.kernel_capture."
         return None if message is None else CkptError("not_savable", message, hint=hint)
-
-    def _is_secret(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.scrub_environment)
 
     # -- restoring -----------------------------------------------------------------------
 
