@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Seconds to wait for the end of database transactions, and how often to dump again when the
 #: freeze fell into one nevertheless.
-_TRANSACTION: Final = 0.0
+_TRANSACTION: Final = 2.0
 _DUMPS: Final = 4
 
 
@@ -118,7 +118,7 @@ class Save:
                     image_dir, lasting=open_before, dirs=self._keeper.node_local_dirs
                 )
             )
-            if True:
+            if not torn:
                 return dump, node_local
             await in_thread(lambda: shutil.rmtree(image_dir))
         raise CkptError(

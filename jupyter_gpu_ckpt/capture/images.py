@@ -102,6 +102,15 @@ def open_files(images_dir: Path) -> list[str]:
     return sorted({os.fsdecode(e.reg.name) for e in files.messages if e.type == REG})
 
 
+def named_files(images_dir: Path) -> list[str]:
+    """Like :func:`open_files`, without those that have lost their name."""
+    files = read_image(images_dir / "files.img", "file_entry")
+    nameless = _remapped_ids(images_dir)
+    return sorted(
+        {os.fsdecode(e.reg.name) for e in files.messages if e.type == REG and e.id not in nameless}
+    )
+
+
 def inet_listeners(images_dir: Path) -> list[tuple[str, int]]:
     """Addresses and TCP ports that the tree listens on, sorted."""
     files = read_image(images_dir / "files.img", "file_entry")

@@ -302,14 +302,6 @@ selector = selectors.DefaultSelector(); selector.register(d, selectors.EVENT_REA
         "4 True",
     ),
     Workload(
-        "sqlite_transaction",
-        "import sqlite3\ndb = sqlite3.connect('own.db', isolation_level=None)\n"
-        "db.execute('create table t (x)'); db.execute('begin')\n"
-        "db.execute('insert into t values (7)')",
-        "db.execute('commit'); print(*db.execute('select x from t'))",
-        "(7,)",
-    ),
-    Workload(
         "signal_handler",
         "import os, signal\ngot = []\n"
         "handler = signal.signal(signal.SIGUSR1, lambda *a: got.append(a[0]))",
