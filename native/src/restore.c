@@ -80,12 +80,18 @@ static void note_taken(struct restore *restore, pid_t pid)
         restore->taken[restore->taken_count++] = pid;
 }
 
+/* Where /proc hides the processes of others, a signal that is not sent still finds them. */
+static bool is_taken(pid_t pid)
+{
+    return proc_exists(pid) || kill(pid, 0) == 0 || errno == EPERM;
+}
+
 /* A number is taken by a process, by a thread, and also by a group or session whose leader is gone. */
 static void find_taken(struct restore *restore)
 {
     restore->taken_count = 0;
     for (size_t i = 0; i < restore->pid_count; i++)
-        if (proc_exists(restore->pids[i]))
+        if (is_taken(restore->pids[i]))
             note_taken(restore, restore->pids[i]);
     int fd = openat(proc_fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
@@ -109,6 +115,7 @@ static void find_taken(struct restore *restore)
 static void event_pids_taken(struct restore *restore)
 {
     static struct json json;
+    restore->result = (struct kc_result){0};
     kc_fail(&restore->result, KC_PID_IN_USE, "%s", kc_reason_words(KC_PID_IN_USE));
     kc_log("%s", restore->result.message);
     json_begin(&json, "error");
@@ -301,7 +308,11 @@ static int fail(struct restore *restore)
 {
     supervise_abandon(&restore->supervisor);
     guard_dismiss(&restore->guard);
-    if (restore->result.reason == KC_OK && restore->taken_count > 0)
+    /* A number may have been taken after it was checked: then that is what went wrong. */
+    if (restore->result.reason == KC_CRIU_FAILED && !pidns_inside())
+        find_taken(restore);
+    if (restore->taken_count > 0 &&
+        (restore->result.reason == KC_OK || restore->result.reason == KC_CRIU_FAILED))
         event_pids_taken(restore);
     else
         criu_error_event(&restore->result, restore->images, log_name);
