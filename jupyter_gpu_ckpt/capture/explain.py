@@ -192,9 +192,10 @@ _RESTORE: Final = (
         "Put the old permissions back, then restore.",
     ),
     _rule(
-        r"Can't open file (\S+) on restore|Can't open (?:file )?(/\S+): No such file|"
-        r"Can't restore.*?(/\S+).*No such file",
-        "A file that the kernel had open is missing here: {1}.",
+        # CRIU writes some paths without the slash at the beginning.
+        r"Can't open file /?(\S+) on restore|Can't open (?:file )?/(\S+): No such file|"
+        r"Can't restore.*?/(\S+).*No such file",
+        "A file that the kernel had open is missing here: /{1}.",
         "Put the file back at that place, then restore.",
     ),
     _rule(
