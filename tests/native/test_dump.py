@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,6 +19,7 @@ from tests.native.conftest import COUNTER
 from tests.native.driver import (
     Capture,
     Kernel,
+    binary,
     empty,
     send_signal,
     state,
@@ -193,6 +195,27 @@ def test_a_lost_caller_in_the_window(kernel: Start, tmp_path: Path, how: str) ->
         assert capture.finish()["reason"] == "cancelled"
     empty(one.images)
     one.save()
+
+
+def test_a_caller_that_does_not_read_keeps_nothing_frozen(kernel: Start) -> None:
+    one = holder(kernel, Path("file"))
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 65536)
+    os.set_blocking(write, True)
+    command = [str(binary()), "dump", "--pid", str(one.pid), "--images-dir", str(one.images)]
+    with subprocess.Popen(
+        [*command, "--window-dir", str(one.folder)],
+        stdin=subprocess.PIPE,
+        stdout=write,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.wait(30) == 1
+    os.close(write)
+    os.close(read)
+    one.runs_on()
 
 
 # Connections ---------------------------------------------------------------------------------
