@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "procfs.h"
+
 #ifndef CAP_CHECKPOINT_RESTORE
 #define CAP_CHECKPOINT_RESTORE 40
 #endif
@@ -120,6 +122,12 @@ void caps_lower(void)
     set(&sets);
 }
 
+bool caps_yama_forbids(void)
+{
+    long scope = proc_sysctl("sys/kernel/yama/ptrace_scope", 0);
+    return scope >= 3 || (scope >= 1 && !caps_permitted(CAP_SYS_PTRACE));
+}
+
 bool caps_can_capture(struct kc_result *result)
 {
     if (!caps_permitted(CAP_CHECKPOINT_RESTORE) && !caps_permitted(CAP_SYS_ADMIN))
@@ -131,6 +139,10 @@ bool caps_can_capture(struct kc_result *result)
     if (!caps_permitted(CAP_SETPCAP))
         return kc_fail(result, KC_NO_CAPABILITY,
                        "The right to restore capability sets (CAP_SETPCAP) is missing.");
+    if (caps_yama_forbids())
+        return kc_fail(result, KC_NO_CAPABILITY,
+                       "This node lets processes be traced by their ancestors only "
+                       "(kernel.yama.ptrace_scope), and CAP_SYS_PTRACE is missing.");
     return true;
 }
 

@@ -26,6 +26,8 @@ bool caps_give_to_criu(void);
 /* In the forked child that becomes the kernel: ambient set as the caller had it, nothing permitted
  * beyond it. */
 bool caps_drop_to_callers(void);
+/* Yama's ptrace_scope: 1 (Ubuntu's default) allows ancestors only, which CRIU is not; 3 nobody. */
+bool caps_yama_forbids(void);
 /* Whether all is there that a capture or a restore takes. */
 bool caps_can_capture(struct kc_result *result);
 /* Whether CRIU must be told to do without being root. */

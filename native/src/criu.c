@@ -60,7 +60,8 @@ static void child_setup(int in, int out)
         dup2(out, STDOUT_FILENO);
         dup2(out, STDERR_FILENO);
     }
-    sys_close_from(3);
+    if (sys_close_from(3) != 0)
+        _exit(126);
 }
 
 static bool read_version(struct criu *criu, bool *new_enough)

@@ -85,6 +85,11 @@ int probe_command(void)
     problem(checkpoint && !bounding, "no_capability",
             "The right to restore capability sets (SETPCAP) is missing.",
             "Ask the administrator for the capability SETPCAP.");
+    problem(caps_yama_forbids(), "no_capability",
+            "This node lets processes be traced by their ancestors only "
+            "(kernel.yama.ptrace_scope).",
+            "Ask the administrator for kernel.yama.ptrace_scope = 0, or to add cap_sys_ptrace to the "
+            "capabilities of kernel-capture.");
     problem(self.seccomp == 2 && !admin, "no_capability",
             "Processes here run under a seccomp filter, which only SYS_ADMIN may suspend.",
             "Ask the administrator to run the container with seccomp unconfined.");

@@ -98,8 +98,9 @@ static bool start(const struct args *args, struct supervisor *supervisor, struct
     int error = errno;
     if (pid == 0) {
         /* Nothing of the caller's reaches the kernel but fds 0 to 2. */
-        sys_close_on_exec_from(3);
-        error = become_kernel(args, environment, null, log, self);
+        error = sys_close_on_exec_from(3) == 0
+                    ? become_kernel(args, environment, null, log, self)
+                    : errno;
         io_write_all(failed[1], &error, sizeof(error));
         _exit(127);
     }
