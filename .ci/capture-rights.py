@@ -32,7 +32,7 @@ def main() -> None:
         get_criu = Path(__file__).absolute().parent.parent / "native/scripts/get-criu"
         print("An administrator allows it, for whoever may run the program, with:")
         print(f"  sudo {get_criu}")
-        print(f"  sudo setcap {CAPABILITIES} {program}")
+        print(f"  sudo setcap {CAPABILITIES} {program}    (package libcap2-bin)")
 
 
 if __name__ == "__main__":
