@@ -1,0 +1,82 @@
+import type { IKernel, IOperation, IState } from '../api';
+import type { IErrorBody } from '../request';
+
+export function aState(change: Partial<IState> = {}): IState {
+  return {
+    id: 'S1',
+    kernel_id: 'K1',
+    kernel_name: 'python3',
+    display_name: 'Python 3',
+    path: 'a.ipynb',
+    created: new Date().toISOString(),
+    reason: 'user',
+    label: null,
+    node: {
+      id: 'N1',
+      hostname: 'node-1',
+      kernel_release: '6.1',
+      cpu: 'CPU',
+      criu: '4.2.1',
+      gpus: []
+    },
+    size: 118_000_000,
+    stored_size: 1000,
+    frozen_seconds: 0.1,
+    execution_count: 3,
+    execution_state: 'idle',
+    restorable: null,
+    differences: [],
+    warnings: [],
+    ...change
+  };
+}
+
+export function anOperation(change: Partial<IOperation> = {}): IOperation {
+  return {
+    id: 'O1',
+    kind: 'save',
+    kernel_id: 'K1',
+    path: 'a.ipynb',
+    state_id: null,
+    status: 'running',
+    phase: 'dumping',
+    progress: 0.42,
+    started: new Date().toISOString(),
+    finished: null,
+    result: null,
+    error: null,
+    ...change
+  };
+}
+
+export function aKernel(change: Partial<IKernel> = {}): IKernel {
+  return {
+    id: 'K1',
+    name: 'python3',
+    display_name: 'Python 3',
+    path: 'a.ipynb',
+    execution_state: 'idle',
+    savable: true,
+    error: null,
+    last_state: null,
+    operation: null,
+    ...change
+  };
+}
+
+export function anError(change: Partial<IErrorBody> = {}): IErrorBody {
+  return {
+    message: 'It cannot be captured here.',
+    reason: 'cannot_capture',
+    hint: null,
+    details: null,
+    ...change
+  };
+}
+
+/** A promise's turn: everything that was already settled has been handled. */
+export async function settle(): Promise<void> {
+  for (let turn = 0; turn < 10; turn++) {
+    await Promise.resolve();
+  }
+}
