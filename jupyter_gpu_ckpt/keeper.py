@@ -80,7 +80,6 @@ class Keeper(KeeperSettings):
             self.store,
             self.tracker,
             self.sessions.paths,
-            interval=self.lease_interval,
             ttl=self.lease_ttl,
             log=self.log,
         )
@@ -93,8 +92,8 @@ class Keeper(KeeperSettings):
 
     async def start(self) -> None:
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
-        self.in_background(self._first_look())
-        self.in_background(self.leases.run())
+        self.in_background(self._clean_up())
+        self.in_background(self._heartbeat())
 
     async def stop(self) -> None:
         """Orderly end: cancel operations, end leases. Called before the kernels are shut down."""
@@ -106,12 +105,25 @@ class Keeper(KeeperSettings):
         await self.leases.end_all()
         self.tracker.close()
 
-    async def _first_look(self) -> None:
+    async def _clean_up(self) -> None:
         await in_thread(self.spool.clean)
-        for lost in await self.lost():
-            self.announce.lost(lost.kernel_id, lost.path, lost.state.id)
         await in_thread(self.leases.forget_stateless)
         await in_thread(self.store.gc)
+
+    async def _heartbeat(self) -> None:
+        """Renew the leases, and tell of kernels that turn out to be lost."""
+        told: set[str] = set()
+        while True:
+            try:
+                await self.leases.renew_all()
+                for lost in await self.lost():
+                    if lost.kernel_id not in told:
+                        told.add(lost.kernel_id)
+                        self.announce.lost(lost.kernel_id, lost.path, lost.state.id)
+            except Exception:
+                # Whatever it is, the next beat must come.
+                self.log.exception("Leases could not be renewed")
+            await asyncio.sleep(self.lease_interval)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside what clients ask for, until it ends or the server stops."""

@@ -39,8 +39,8 @@ class Leases:
         The kernels.
     paths
         Coroutine function giving the notebook path of each kernel id that has one.
-    interval, ttl
-        Seconds between renewals, and after which a lease that was not renewed has run out.
+    ttl
+        Seconds after which a lease that was not renewed has run out.
     log
         For a store that cannot be written; kernels run on without leases then.
     """
@@ -51,14 +51,12 @@ class Leases:
         tracker: Tracker,
         paths: Callable[[], Awaitable[dict[str, str]]],
         *,
-        interval: float,
         ttl: float,
         log: logging.Logger | Any,
     ) -> None:
         self._store = store
         self._tracker = tracker
         self._paths = paths
-        self._interval = interval
         self._ttl = ttl
         self._log = log
         self._node_id = node_id()
@@ -79,14 +77,8 @@ class Leases:
             ttl=self._ttl,
         )
 
-    async def run(self) -> None:
-        """Renew all leases for ever; a background task of the keeper."""
-        while True:
-            await asyncio.sleep(self._interval)
-            await self.renew_all()
-
     async def renew_all(self) -> None:
-        """Renew the lease of every kernel that runs here."""
+        """Renew the lease of every kernel that runs here; the keeper's heartbeat."""
         paths = await self._paths()
         for kernel in self._tracker:
             await self._renew(kernel, paths.get(kernel.kernel_id))

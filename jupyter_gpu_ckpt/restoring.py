@@ -102,7 +102,10 @@ class Restore:
             raise
         kernel.policy.restored(self._record.id)
         kernel.listen(self._activity())
-        await self._connect(run, kernel, supervisor)
+        try:
+            await self._connect(run, kernel)
+        finally:
+            supervisor.release()
         return self._result(run)
 
     async def revive(self, run: Run) -> OperationResult:
@@ -124,12 +127,15 @@ class Restore:
             supervisor.kill()
             raise
         kernel.policy.restored(self._record.id)
-        # Before the process goes on, so that a page that asks for its session finds it.
-        if run.model.path is not None:
-            await keeper.sessions.attach(run.model.path, kernel_id)
-        if self._meta.execution_state == "busy":
-            await learn_kernel_info(kernel.km, timeout=2.0)
-        await self._connect(run, kernel, supervisor)
+        try:
+            # Before the process goes on, so that a page that asks for its session finds it.
+            if run.model.path is not None:
+                await keeper.sessions.attach(run.model.path, kernel_id)
+            if self._meta.execution_state == "busy":
+                await learn_kernel_info(kernel.km, timeout=2.0)
+            await self._connect(run, kernel)
+        finally:
+            supervisor.release()
         await keeper.leases.renew(kernel)
         return self._result(run)
 
@@ -198,9 +204,9 @@ class Restore:
         keeper, meta = self._keeper, self._meta
         run.phase("restoring", 0.65)
         entries = msgspec.convert(meta.node_local, list[files.NodeLocalEntry])
-        self._warnings += await in_thread(files.put_back, image_dir, entries)
         native = keeper.ability.native()
         try:
+            self._warnings += await in_thread(files.put_back, image_dir, entries)
             supervisor = await in_thread(
                 lambda: Supervisor.restore(
                     native.path,
@@ -262,8 +268,8 @@ class Restore:
             )
         return kernel
 
-    async def _connect(self, run: Run, kernel: TrackedKernel, supervisor: Supervisor) -> None:
-        """Wait for the server's sockets, then let the kernel go on."""
+    async def _connect(self, run: Run, kernel: TrackedKernel) -> None:
+        """Wait until the server's sockets are back, so that no output is lost."""
         run.phase("connecting", 0.9)
         km, meta = kernel.km, self._meta
         km.execution_state = meta.execution_state
@@ -274,7 +280,6 @@ class Restore:
         if not there:
             self._warnings.append("Output right after the restore may be missing.")
         km.execution_state = meta.execution_state
-        supervisor.release()
 
     def _activity(self) -> Activity:
         meta = self._meta

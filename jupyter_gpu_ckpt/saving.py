@@ -192,7 +192,16 @@ class Save:
             pids=pids,
             cwd=process["cwd"],
             argv=process["argv"],
+            warnings=_warnings(dump),
         )
+
+
+def _warnings(dump: DumpResult) -> list[str]:
+    """What the user should know about a state that was saved all the same."""
+    if not dump.left_out:
+        return []
+    names = ", ".join(dump.left_out)
+    return [f"Background processes that an earlier restore set apart are not in the state: {names}"]
 
 
 def _look_at(pid: int) -> dict[str, Any]:
