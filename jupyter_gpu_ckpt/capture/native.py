@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -187,6 +187,13 @@ class KernelCapture:
         return result
 
 
+def _names(tasks: Any) -> Iterator[str]:
+    """``comm (pid)`` of each task in an event's list."""
+    for task in tasks if isinstance(tasks, list) else ():
+        if isinstance(task, dict):
+            yield f"{task.get('comm')} ({task.get('pid')})"
+
+
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
     """Finish ``work`` although the awaiting task may be cancelled again meanwhile."""
     task = asyncio.ensure_future(work)
@@ -245,6 +252,7 @@ class _Dump:
             float(last.get("frozen_s") or 0),
             float(last.get("dump_s") or 0),
             int(last.get("image_bytes") or 0),
+            tuple(_names(last.get("left_out"))),
         )
 
     async def _work(self) -> dict[str, Any] | None:

@@ -56,11 +56,15 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class DumpResult(msgspec.Struct, frozen=True):
-    """A finished dump: seconds the kernel stood still, seconds in all, bytes written."""
+    """A finished dump: seconds the kernel stood still, seconds in all, bytes written.
+
+    ``left_out`` names processes that run beside the kernel's tree and so are not in the images.
+    """
 
     frozen_seconds: float
     dump_seconds: float
     image_bytes: int
+    left_out: tuple[str, ...] = ()
 
 
 class RestoredEvent(msgspec.Struct, frozen=True):

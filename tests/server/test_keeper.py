@@ -53,6 +53,23 @@ def test_roll_back_while_another_cell_runs(server: JupyterServer, start: Start) 
     assert kernel.run("print(x + 1)") == "42"
 
 
+def test_what_a_state_lacks_is_said(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    # A daemon whose session leader is gone comes back beside the kernel's own tree.
+    daemon = kernel.run(
+        "import subprocess\n"
+        "print(subprocess.run(['setsid', 'sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'],"
+        " stdout=subprocess.PIPE, text=True).stdout)"
+    ).strip()
+    first = server.client.save(kernel)["result"]
+    assert first["warnings"] == []
+    server.client.restore(first["state_id"])
+    assert psutil.pid_exists(int(daemon))
+    second = server.client.save(kernel)["result"]
+    assert [w for w in second["warnings"] if f"sleep ({daemon})" in w]
+    assert server.client.states(kernel=kernel.id)[0]["warnings"] == second["warnings"]
+
+
 def last_state(kernel: KernelClient) -> str:
     """What a page shows: the last status on iopub, whoever asked for what it did."""
     states = [m["content"] for m in kernel.messages if m["header"]["msg_type"] == "status"]
