@@ -24,8 +24,8 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Median over median."""
-        return statistics.median(self.ours) / statistics.median(self.theirs)
+        """Median of the ratios of measurements taken one right after the other."""
+        return statistics.median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -63,7 +63,7 @@ def machine() -> dict[str, str]:
     return {
         "processor": f"{os.cpu_count()} x {processor}",
         "memory": f"{memory:.0f} GiB",
-        "system": f"{system}, Linux {platform.release()}",
+        "system": f"{system}, Linux {platform.release().split('-')[0]}",
         "python": platform.python_version(),
         "criu": version.stdout.split()[1],
     }

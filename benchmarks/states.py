@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -21,7 +20,6 @@ from benchmarks.report import Row, criu
 from tests.harness.client import Client, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 
-PR_SET_CHILD_SUBREAPER = 36
 DUMP_FLAGS = [
     "--file-locks", "--link-remap", "--ghost-limit", "1G", "--ext-unix-sk", "--tcp-established",
     "--network-lock", "skip", "--manage-cgroups=ignore",
@@ -53,7 +51,7 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
     frozen: dict[str, list[float]] = {"ours": [], "theirs": []}
     restored: dict[str, list[float]] = {"ours": [], "theirs": []}
     images = folder / "plain"
-    with JupyterServer(home, config=config) as server, subreaper():
+    with JupyterServer(home, config=config) as server:
         client = server.client
         kernel = client.start(home.add_notebook("bench.ipynb"))
         kernel.run(FILL.format(size=size), timeout=300)
@@ -97,16 +95,23 @@ def _plain_dump(pid: int, images: Path) -> None:
         check=True,
         capture_output=True,
     )
-    # Left in /dev/shm for the images' sake; in the way of the next dump.
-    for left_over in Path("/dev/shm").glob("link_remap.*"):
-        left_over.unlink()
 
 
 def _plain_restore(pid: int, images: Path, connection: KernelConnectionInfo) -> float:
     """Return the seconds from the start of ``criu restore`` to a kernel_info reply."""
     began = time.perf_counter()
     subprocess.run(
-        [criu(), "restore", "-d", "-D", str(images), "--tcp-close", *DUMP_FLAGS],
+        # A child of this process: the kernel ends when its parent does.
+        [
+            criu(),
+            "restore",
+            "-d",
+            "--restore-sibling",
+            "-D",
+            str(images),
+            "--tcp-close",
+            *DUMP_FLAGS,
+        ],
         check=True,
         capture_output=True,
     )
@@ -147,14 +152,3 @@ def _wait_gone(pid: int) -> None:
         return not psutil.pid_exists(pid)
 
     wait_for("the kernel is gone", gone, 60, interval=0.01)
-
-
-@contextlib.contextmanager
-def subreaper() -> Iterator[None]:
-    """Orphans made by ``criu restore -d`` become children of this process, to be reaped."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
