@@ -28,6 +28,17 @@ def kill(pid: int) -> None:
     wait_for("the process is gone", lambda: not psutil.pid_exists(pid), 20)
 
 
+def kill_and_restore(events: EventStream, kernel: KernelClient) -> None:
+    """Kill a kernel that has a state, and wait until it was restored."""
+    before = len(events.of("kernel", action="restored", kernel_id=kernel.id))
+    os.kill(kernel.pid, signal.SIGKILL)
+    events.wait(
+        "it is restored",
+        lambda: len(events.of("kernel", action="restored", kernel_id=kernel.id)) > before,
+        30,
+    )
+
+
 def fresh(server: JupyterServer, kernel: KernelClient) -> KernelClient:
     """Wait until an empty kernel answers under the same id, and connect to it."""
 
@@ -74,31 +85,29 @@ def test_goes_on_over_the_same_connection(
 
 
 def test_history_goes_on_after_many_lines_of_another_life(
-    server: JupyterServer, start: Start
+    server: JupyterServer, start: Start, events: EventStream
 ) -> None:
     kernel = start()
     kernel.run("a = 1")
     server.client.save(kernel)
-    pid = kernel.pid
     for number in range(5):
         kernel.run(f"a = {number}")
-    kill(pid)
+    kill_and_restore(events, kernel)
     for number in range(8):
         cell = kernel.execute(f"b = {number}")
         assert (cell.error, cell.text, cell.stderr) == (None, "", "")
     assert "b = 7" in kernel.run("%history")
 
 
-def test_dies_again_and_again(server: JupyterServer, start: Start) -> None:
+def test_dies_again_and_again(server: JupyterServer, start: Start, events: EventStream) -> None:
     kernel = start()
     kernel.run("n = 0")
     for number in range(1, 4):
         kernel.run("n += 1")
         server.client.save(kernel)
-        kill(kernel.pid)
-        assert kernel.run("print(n)", timeout=30) == str(number)
-        break_even = server.client.states(kernel=kernel.id)
-        assert len(break_even) == number
+        kill_and_restore(events, kernel)
+        assert kernel.run("print(n)") == str(number)
+    assert len(server.client.states(kernel=kernel.id)) == 3
 
 
 def test_without_a_state_it_starts_empty(server: JupyterServer, start: Start) -> None:
