@@ -24,6 +24,7 @@ module.exports = {
   automock: false,
   collectCoverageFrom: ['src/**/*.{ts,tsx}', '!src/**/__tests__/*'],
   coverageReporters: ['text-summary'],
+  reporters: ['default'],
   testRegex: 'src/.*\\.spec\\.tsx?$',
   transformIgnorePatterns: [`/node_modules/(?!${esModules}).+`]
 };
