@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from jupyter_client import localinterfaces
 from jupyter_client.connect import LocalPortCache, port_names
+from jupyter_client.kernelspec import NoSuchKernel
 
 #: Addresses that stand for "this machine, no wish in particular".
 _DEFAULT_ADDRESSES: Final = frozenset({"127.0.0.1", "localhost", ""})
@@ -88,3 +89,15 @@ def can_reach(km: Any, connection: dict[str, Any]) -> bool:
     here = saved_connection(km)
     names = [*port_names, "transport", "key", "signature_scheme", "curve_publickey"]
     return all(here.get(name) == connection.get(name) for name in names)
+
+
+def spec_of(km: Any) -> tuple[str, str]:
+    """Display name and language of a kernel, as its kernelspec has them.
+
+    The kernelspec may have been uninstalled since the kernel was started, or be a gateway's.
+    """
+    try:
+        spec = km.kernel_spec
+    except NoSuchKernel:
+        spec = None
+    return getattr(spec, "display_name", km.kernel_name), getattr(spec, "language", "")

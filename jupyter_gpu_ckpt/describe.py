@@ -8,6 +8,7 @@ from typing import Any
 
 from . import __version__
 from .capture.protocol import Probe
+from .connection import spec_of
 from .errors import CkptError
 from .models import (
     Difference,
@@ -57,11 +58,10 @@ def kernel(
     operation: Operation | None,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
-    spec = km.kernel_spec
     return Kernel(
         id=kernel_id,
         name=km.kernel_name,
-        display_name=spec.display_name if spec else km.kernel_name,
+        display_name=spec_of(km)[0],
         path=path,
         execution_state=getattr(km, "execution_state", None) or "unknown",
         savable=error is None,

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from .capture.node import node_id
+from .connection import spec_of
 from .errors import CkptError
 from .operations import in_thread
 from .store import KernelRecord, Lease, StateRecord, StateStore
@@ -91,11 +92,10 @@ class Leases:
         await self._renew(kernel, (await self._paths()).get(kernel.kernel_id))
 
     async def _renew(self, kernel: TrackedKernel, path: str | None) -> None:
-        spec = kernel.km.kernel_spec
         record = KernelRecord(
             kernel_id=kernel.kernel_id,
             kernel_name=kernel.km.kernel_name,
-            display_name=spec.display_name if spec else kernel.km.kernel_name,
+            display_name=spec_of(kernel.km)[0],
             path=path,
             lease=self.lease(),
         )

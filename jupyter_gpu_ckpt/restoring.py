@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -249,6 +250,12 @@ class Restore:
                 kernel_id=kernel_id,
                 kernel_name=meta.kernel_name,
                 **await keeper.sessions.launch_arguments(path),
+            )
+            ready = keeper.kernel_manager.get_kernel(kernel_id).ready
+            # Not done yet where the server starts kernels in the background.
+            await asyncio.wait_for(
+                ready if isinstance(ready, asyncio.Future) else asyncio.wrap_future(ready),
+                keeper.restore_timeout,
             )
         except CkptError:
             raise

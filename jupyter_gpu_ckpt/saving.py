@@ -16,7 +16,7 @@ from .capture.native import KernelCapture
 from .capture.node import node_info
 from .capture.preflight import check_save
 from .capture.protocol import DumpResult, Probe
-from .connection import saved_connection
+from .connection import saved_connection, spec_of
 from .errors import CkptError
 from .models import OperationResult
 from .operations import Run, in_thread
@@ -172,12 +172,12 @@ class Save:
             raise CkptError("cancelled", "The kernel was shut down meanwhile.")
         # By now what the kernel published before it was frozen has arrived.
         activity = kernel.watch.at(frozen_at)
-        spec = km.kernel_spec
+        display_name, language = spec_of(km)
         return StateMeta(
             kernel_id=kernel.kernel_id,
             kernel_name=km.kernel_name,
-            display_name=spec.display_name if spec else km.kernel_name,
-            language=spec.language if spec else "",
+            display_name=display_name,
+            language=language,
             path=(await self._keeper.sessions.paths()).get(kernel.kernel_id),
             reason=self._reason,
             label=self._label,

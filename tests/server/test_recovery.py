@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -167,6 +168,30 @@ def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home)
         assert lost["node"] == "elsewhere"
         server.client.restore_lost(kernel.id)
         assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"MappingKernelManager": {"transport_encryption": "required"}},
+        {"AsyncMultiKernelManager": {"use_pending_kernels": True}},
+    ],
+    ids=["encrypted", "pending kernels"],
+)
+def test_other_ways_to_run_kernels(home: Home, config: dict[str, dict[str, Any]]) -> None:
+    with JupyterServer(home, config=config) as server:
+        kernel = saved(server, "book.ipynb", 41)
+        events = server.client.events()
+        psutil.Process(kernel.pid).kill()
+        events.wait_for("kernel", action="restored", kernel_id=kernel.id, cause="death")
+        assert kernel.run("print(x + 1)") == "42"
+        server.kill()
+    with JupyterServer(home, config=config) as server:
+        server.client.wait_lost(1)
+        state = server.client.restore_lost(kernel.id)["state_id"]
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+        copy = server.client.restore(state, mode="new")["result"]["kernel_id"]
+        assert server.client.connect(copy).run("print(x + 1)") == "42"
 
 
 def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) -> None:
