@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
@@ -213,20 +214,40 @@ static bool find_root(struct restore *restore, const struct tree *tree)
     return true;
 }
 
-/* Whether a live process has rights or user ids that the caller has not. */
-static bool has_too_much(pid_t pid)
+/* Whether a thread of a live process, by its number, has rights or user ids that the caller has not. */
+static bool thread_has_too_much(pid_t tid)
 {
     uint64_t most = caps_callers_own();
     struct proc_stat stat;
     struct proc_status status;
-    if (!proc_stat(pid, &stat) || stat.state == 'Z' || stat.state == 'X' ||
-        !proc_status(pid, &status))
+    if (!proc_stat(tid, &stat) || stat.state == 'Z' || stat.state == 'X' ||
+        !proc_status(tid, &status))
         return false;
     bool foreign = false;
     for (int k = 0; k < 4; k++)
         foreign = foreign || status.uid[k] != getuid();
     return ((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0 ||
            (foreign && getuid() != 0);
+}
+
+/* Each thread has rights and user ids of its own, and images may say anything of each. */
+static bool has_too_much(pid_t pid)
+{
+    char name[32];
+    snprintf(name, sizeof(name), "%d/task", pid);
+    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (dir == NULL) {
+        bool unknown = errno != ENOENT && errno != ESRCH;
+        io_close(&fd);
+        return unknown; /* else it has ended */
+    }
+    bool found = false;
+    for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
+        found = isdigit((unsigned char)entry->d_name[0]) != 0 &&
+                thread_has_too_much((pid_t)strtol(entry->d_name, NULL, 10));
+    closedir(dir);
+    return found;
 }
 
 /* The images are the caller's: they must not give a process rights that the caller has not. All of

@@ -197,6 +197,67 @@ def test_a_state_cannot_bring_capabilities(kernel: Start, plain: Path) -> None:
     assert len(one.lines()) == count
 
 
+#: A thread keeps the rights that the main thread, which is the process's face in /proc, gives up.
+KEEPS_RIGHTS_IN_A_THREAD = """
+#include <linux/capability.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void *count(void *unused)
+{
+    for (int i = 0;; i++, usleep(20000))
+        printf("tick %d\\n", i), fflush(stdout);
+    return unused;
+}
+
+int main(void)
+{
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    pthread_t thread;
+    pthread_create(&thread, NULL, count, NULL);
+    syscall(SYS_capset, &header, none);
+    pthread_join(thread, NULL);
+    return 0;
+}
+"""
+
+
+def test_a_state_cannot_bring_capabilities_in_a_thread(
+    kernel: Start, plain: Path, places: Callable[..., Path]
+) -> None:
+    one = kernel()
+    one.wait_line("tick")
+    one.kill()
+    program = places(0, 0o755) / "threads"
+    subprocess.run(
+        ["cc", "-pthread", "-x", "c", "-", "-o", program],
+        input=KEEPS_RIGHTS_IN_A_THREAD.encode(),
+        check=True,
+    )
+    raised = Capture(
+        *(f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+        *("--inh-caps=+net_admin", "--ambient-caps=+net_admin"),
+        *(plain, "run", "--log", one.log, "--", program),
+        program=Path("/usr/bin/setpriv"),
+        cwd=one.folder,
+    )
+    one.captures.append(raised)
+    one.pid = raised.expect("started")["pid"]
+    one.runs_on()
+    assert capabilities(one.pid)[1] == 0
+    one.save()
+    raised.send("kill")
+    raised.wait()
+    count = len(one.lines())
+    last = one.restore().finish()
+    assert (last["event"], last["reason"]) == ("error", "not_yours")
+    assert not Path(f"/proc/{one.pid}").exists()
+    assert len(one.lines()) == count
+
+
 def test_a_users_criu_is_not_run(
     places: Callable[..., Path], program: Path, nobody: dict[str, Any]
 ) -> None:
