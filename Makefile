@@ -27,7 +27,7 @@ lint: ## check style and types
 	@.ci/test lint
 
 bench: ## measure against plain CRIU and print the ratios
-	@.ci/setup dev
+	@.ci/setup test
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove what was built, and the environment
