@@ -25,7 +25,8 @@ def put_back(
     """Put node-local files, directories and FIFOs back; called before CRIU restores.
 
     Symbolic links in the way are never followed, and nothing is overwritten: what is in
-    the way and differs is renamed to ``NAME.before-restore-N``.
+    the way and differs, or belongs to a user whom the kernel did not trust when it was saved,
+    is renamed to ``NAME.before-restore-N``.
 
     Parameters
     ----------
@@ -45,7 +46,8 @@ def put_back(
     Raises
     ------
     CkptError
-        ``not_restorable`` when a place cannot be written, ``no_space``, or
+        ``not_restorable`` when a place cannot be written or holds another user's file that
+        cannot be moved, ``no_space``, or
         ``state_damaged`` when an entry points outside of its directory or its copy is missing.
     """
     allowed = None if dirs is None else {os.path.realpath(directory) for directory in dirs}
@@ -146,6 +148,15 @@ def _status(folder: int, name: str) -> os.stat_result | None:
         return None
 
 
+def _is_trusted(status: os.stat_result, entry: NodeLocalEntry) -> bool:
+    """Whether what is there is as safe to use as what was saved.
+
+    Anybody may make any name in ``/tmp``: a kernel must not come back with a library, a
+    document or a folder that another user has put in the place of its own.
+    """
+    return status.st_uid in (0, os.geteuid(), entry.uid)
+
+
 def _move_aside(folder: int, name: str, path: str, warnings: list[str]) -> None:
     """Rename what is there, if anything, to a name that is free."""
     if _status(folder, name) is None:
@@ -162,7 +173,7 @@ def _put_directory(
     images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
 ) -> None:
     status = _status(folder, name)
-    if status is not None and stat.S_ISDIR(status.st_mode):
+    if status is not None and stat.S_ISDIR(status.st_mode) and _is_trusted(status, entry):
         return
     _move_aside(folder, name, entry.path, warnings)
     os.mkdir(name, 0o700, dir_fd=folder)
@@ -199,6 +210,9 @@ def _put_file(
             if not _is_old_memory(entry, folder, name):
                 _move_aside(folder, name, entry.path, warnings)
         except PermissionError:
+            status = _status(folder, name)
+            if status is None or not _is_trusted(status, entry):
+                raise
             warnings.append(f"{entry.path} has changed since the save and could not be put back.")
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -219,7 +233,7 @@ def _put_file(
 def _is_there(source: int, entry: NodeLocalEntry, folder: int, name: str) -> bool:
     """Whether the very same file is there already; its permissions are set right."""
     status = _status(folder, name)
-    if status is None or not stat.S_ISREG(status.st_mode):
+    if status is None or not stat.S_ISREG(status.st_mode) or not _is_trusted(status, entry):
         return False
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -269,7 +283,7 @@ def _put_fifo(
     images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
 ) -> None:
     status = _status(folder, name)
-    if status is not None and stat.S_ISFIFO(status.st_mode):
+    if status is not None and stat.S_ISFIFO(status.st_mode) and _is_trusted(status, entry):
         return
     _move_aside(folder, name, entry.path, warnings)
     os.mkfifo(name, 0o600, dir_fd=folder)

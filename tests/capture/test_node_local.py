@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -231,6 +232,60 @@ def test_other_things_in_the_way_are_moved(
     assert path.read_text() == "saved"
     moved = [*tmp_path.glob("local/*.before-restore-1"), *path.parent.glob("*.before-restore-1")]
     assert len(moved) == 1
+
+
+_OTHER = 65534  # a user who is neither the kernel's nor root
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["file", "folder", "fifo"])
+def test_what_another_user_has_put_there_is_not_used(
+    entry: tuple[Path, files.NodeLocalEntry], what: str
+) -> None:
+    """Even if it looks the same: its owner could change it afterwards."""
+    images_dir, file = entry
+    path = Path(file.path)
+    path.parent.mkdir()
+    place = path
+    if what == "file":
+        path.write_text("saved")
+        path.chmod(file.mode)
+    elif what == "folder":
+        place, file = path.parent, _changed(file, path=str(path.parent), kind="dir", source=None)
+    else:
+        os.mkfifo(path)
+        file = _changed(file, kind="fifo", source=None)
+    os.chown(place, _OTHER, _OTHER)
+    before = os.lstat(place).st_ino
+    warnings = files.put_back(images_dir, [_changed(file, uid=0, gid=0)])
+    assert os.lstat(place).st_uid == 0
+    assert os.lstat(f"{place}.before-restore-1").st_ino == before
+    assert "before-restore-1" in warnings[0]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("content", ["saved", "evil!", "other"])
+def test_another_users_file_that_cannot_be_moved_stops_the_restore(content: str) -> None:
+    """In a sticky folder an ordinary user cannot take others' files out of the way."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, images_dir = Path(folder) / "tmp", Path(folder) / "images"
+        (images_dir / "node-local").mkdir(parents=True)
+        (images_dir / "node-local" / "0").write_text("saved")
+        base.mkdir()
+        base.chmod(0o1777)
+        (base / "data").write_text(content)
+        os.chown(base / "data", _OTHER, _OTHER)
+        mine = files.NodeLocalEntry(str(base / "data"), str(base), "file", 0o644, 1, 1, source=0)
+        for path in (Path(folder), images_dir, images_dir / "node-local", *images_dir.glob("*/*")):
+            os.chown(path, 1, 1)
+        try:
+            os.seteuid(1)
+            with pytest.raises(CkptError, match="cannot be put back") as caught:
+                files.put_back(images_dir, [mine])
+        finally:
+            os.seteuid(0)
+        assert caught.value.reason == "not_restorable"
+        assert (base / "data").read_text() == content
 
 
 @pytest.mark.parametrize(
