@@ -248,6 +248,10 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self._restoring is token:
             self._restoring = None
 
+    def is_wanted(self, token: RestoreToken) -> bool:
+        """Whether the attempt is still the one that :meth:`adopt` would take. For the keeper."""
+        return self._restoring is token
+
     def adopt(self, token: RestoreToken, supervisor: Supervisor) -> bool:
         """Make a restored process this kernel's. Called by the keeper.
 
@@ -256,7 +260,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         bool
             False when the attempt is not wanted any more: the caller ends the process.
         """
-        if self._restoring is not token:
+        if not self.is_wanted(token):
             return False
         self._restoring = None
         self._loop = asyncio.get_running_loop()

@@ -45,8 +45,10 @@ class DeathRestorer:
         try:
             before = keeper.running(kernel.kernel_id)
             if before is not None and before.task is not None:
-                # A save, which its kernel's death ends in a moment.
+                # A save, which its kernel's death ends in a moment, or a roll-back.
                 await asyncio.wait([before.task], timeout=keeper.save_timeout)
+            if not kernel.provisioner.is_wanted(token):
+                return  # the roll-back brought the kernel back, or its user restarted it
             record = await in_thread(keeper.store.state, state_id)
             path = (await keeper.sessions.paths()).get(kernel.kernel_id)
 

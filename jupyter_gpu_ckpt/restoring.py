@@ -92,11 +92,14 @@ class Restore:
                 run.point_of_no_return()
                 if token is None:
                     token = provisioner.begin_restore()
+                elif not provisioner.is_wanted(token):
+                    # What runs by now is somebody's wish: it must not be ended for this.
+                    raise _overtaken()
                 await self._end_process(kernel)
                 supervisor = await self._bring_up(run, image_dir)
                 if not provisioner.adopt(token, supervisor):
                     supervisor.kill()
-                    raise CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+                    raise _overtaken()
         except BaseException:
             if token is not None:
                 provisioner.end_restore(token)
@@ -305,6 +308,10 @@ class Restore:
             size=self._record.size,
             warnings=self._warnings,
         )
+
+
+def _overtaken() -> CkptError:
+    return CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
 
 
 def _make_log(path: Path, folder: Path) -> None:

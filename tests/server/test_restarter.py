@@ -110,6 +110,38 @@ def test_dies_again_and_again(server: JupyterServer, start: Start, events: Event
     assert len(server.client.states(kernel=kernel.id)) == 3
 
 
+@pytest.mark.parametrize("how", ["roll-back", "restart"])
+def test_a_death_does_not_undo_what_its_user_does(
+    server: JupyterServer, start: Start, events: EventStream, how: str
+) -> None:
+    """The user's own wish ends the restore that a death began; it happens once, and stays."""
+    client = server.client
+    kernel = start()
+    kernel.run("import os; data = os.urandom(64 << 20)")  # so that reading it takes a moment
+    state = client.save(kernel)["state_id"]
+    pid = kernel.pid
+    if how == "roll-back":
+        operation = client.post(f"gpu-ckpt/api/states/{state}/restore")
+        os.kill(pid, signal.SIGKILL)
+        client.done(operation)
+    else:
+        os.kill(pid, signal.SIGKILL)
+        events.wait_for("operation", phase="reading", kernel_id=kernel.id)
+        client.post(f"api/kernels/{kernel.id}/restart")
+    again = client.connect(kernel.id)
+    again.run("mine = 1")
+    supervisors = server.process.children()
+
+    def over() -> bool:
+        operations = client.get("gpu-ckpt/api/operations")
+        return all(x["status"] != "running" for x in operations if x["kernel_id"] == kernel.id)
+
+    wait_for("all is over", over, 30)
+    assert again.run("print(mine)") == "1"
+    assert server.process.children() == supervisors
+    assert len(events.of("kernel", action="restored", kernel_id=kernel.id)) == (how == "roll-back")
+
+
 def test_without_a_state_it_starts_empty(server: JupyterServer, start: Start) -> None:
     kernel = start()
     kernel.run("x = 1")
