@@ -1,4 +1,4 @@
-"""A browser for the session, a fresh page for each test."""
+"""A browser for each module, a fresh page for each test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def jp_server_cleanup() -> None:
     """No server in this process."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: its event loop is in the way of other tests
 def browser() -> Iterator[Browser]:
     with chromium() as running:
         yield running

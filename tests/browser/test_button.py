@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +69,33 @@ def test_without_rights_it_says_why(shared: Path, open_page: OpenPage) -> None:
         dialog.get_by_role("button").last.click()
         page.run_cell(0)
         page.wait_output(0, "42")
+
+
+def test_a_failed_save_says_why_and_has_the_details(
+    home: Home, shared: Path, open_page: OpenPage
+) -> None:
+    # Half of a connection cannot be saved: the other half belongs to a service outside.
+    service = socket.socket(socket.AF_UNIX)
+    with service:
+        service.bind(str(shared / "service"))
+        service.listen()
+        address = str(shared / "service")
+        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({address!r})"
+        path = home.add_notebook("work.ipynb", ["x = 41", code, "print(x + 1)"])
+        with JupyterServer(home, app="lab") as server:
+            page = open_page(server)
+            page.open(path)
+            page.run_cell(0)
+            page.run_cell(1)
+            peer, _ = service.accept()
+            with peer:
+                page.press_save()
+                notice = page.notification("Unix socket")
+                notice.get_by_role("button", name="Details").click()
+                dialog = page.dialog("Saving Kernel State Failed")
+                expect(dialog.locator(".jp-gpu-ckpt-details pre")).to_contain_text("Error (criu/")
+                dialog.locator("button").last.click()
+                page.run_cell(2)
+                page.wait_output(2, "42")
+                expect(page.button).to_have_attribute("data-state", "ready")
+                assert server.client.states() == []

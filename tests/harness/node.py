@@ -38,6 +38,8 @@ class Node:
         PIDs up to this one are taken by sleeping processes.
     for_users
         Ordinary users can reach the interpreter and the shared folders too.
+    longer_up
+        Seconds by which the node claims to have been up longer than this machine.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Node:
         *,
         burn_pids: int = 0,
         for_users: bool = False,
+        longer_up: int = 0,
     ) -> None:
         self.hostname = hostname
         keep = {REPOSITORY, Path(sys.prefix), Path(os.path.realpath(sys.base_prefix)), *shared}
@@ -60,9 +63,10 @@ class Node:
             "for_users": for_users,
         }
         self._unshare = subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--mount-proc", "--net", "--mount",
-             "--uts", "--ipc", "--", sys.executable, "-I",
-             str(Path(__file__).with_name("node_init.py")), json.dumps(description)],
+            ["unshare", "--pid", "--fork", "--mount-proc", "--net", "--mount", "--uts", "--ipc",
+             "--time", f"--monotonic={longer_up}", f"--boottime={longer_up}", "--",
+             sys.executable, "-I", str(Path(__file__).with_name("node_init.py")),
+             json.dumps(description)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
@@ -79,7 +83,18 @@ class Node:
         self, argv: Sequence[str], *, user: User | None = None, cwd: Path | str = "/"
     ) -> list[str]:
         """Return `argv` wrapped so that it runs in the node, as root or as `user`."""
-        enter = ["nsenter", "-t", str(self.init_pid), "-m", "-u", "-i", "-n", "-p", f"--wdns={cwd}"]
+        enter = [
+            "nsenter",
+            "-t",
+            str(self.init_pid),
+            "-m",
+            "-u",
+            "-i",
+            "-n",
+            "-p",
+            "-T",
+            f"--wdns={cwd}",
+        ]
         return [*enter, "--", *(user.command(argv) if user else argv)]
 
     def popen(

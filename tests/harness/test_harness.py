@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def test_a_node_has_its_own_everything_but_the_shared_folder(shared: Path) -> No
         processes = node.run(["ps", "-eo", "pid="]).stdout.split()
         assert {str(pid) for pid in range(1, 61)} <= set(processes)
     os.unlink("/tmp/of-the-machine")
+
+
+def test_a_node_may_have_been_up_longer(shared: Path) -> None:
+    with Node("node-a", [shared], longer_up=1_000_000) as node:
+        up = float(node.run(["cat", "/proc/uptime"]).stdout.split()[0])
+        assert 1_000_000 <= up - time.clock_gettime(time.CLOCK_BOOTTIME) + 60 < 1_000_120
 
 
 def test_a_node_dies_at_once_with_everything_on_it(shared: Path) -> None:

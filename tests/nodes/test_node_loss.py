@@ -53,7 +53,10 @@ def left(r_kernelspec: Callable[[Home], str]) -> Iterator[Store]:
     with shared_folder("node-loss") as shared:
         home = Home(shared / "home")
         r_kernelspec(home)
-        with Node("node-a", [shared]) as node, JupyterServer(home, node=node) as server:
+        with (
+            Node("node-a", [shared], longer_up=1_000_000) as node,
+            JupyterServer(home, node=node) as server,
+        ):
             node.popen([sys.executable, "-c", ECHO_SERVICE])
 
             def start_and_save(workload: Workload) -> Saved:
