@@ -25,6 +25,10 @@ class Restored(Protocol):
     connection: dict[str, Any]
 
 
+class RestoreToken:
+    """Identity of one attempt to restore; see :meth:`.GpuCkptProvisioner.begin_restore`."""
+
+
 class KernelObserver(Protocol):
     """What provisioners tell the keeper, and ask it. Called on the event loop."""
 

@@ -26,8 +26,9 @@ from .capture.native import find_kernel_capture
 from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
-from .observer import KernelObserver, Restored, observer_of
+from .observer import KernelObserver, Restored, RestoreToken, observer_of
 from .operations import in_thread
+from .store import make_private_dir
 
 #: What a launch may ask of the supervisor; anything else (a pipe for stdout, say) is Popen's.
 _SUPPORTED_ARGUMENTS: Final = frozenset({"env", "cwd", "independent"})
@@ -45,10 +46,6 @@ async def started(supervisor: Supervisor, timeout: float) -> None:
         supervisor.kill()  # which also ends the waiting
         await asyncio.wait([waiting])
         raise
-
-
-class RestoreToken:
-    """Identity of one attempt to restore; see :meth:`GpuCkptProvisioner.begin_restore`."""
 
 
 class GpuCkptProvisioner(LocalProvisioner):
@@ -118,8 +115,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         self.log_path: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restoring: RestoreToken | None = None
-        self._stopping = False
-        self._exit_seen = False
+        self._stopping = self._exit_seen = False
         self._restored: Restored | None = None
 
     @property
@@ -185,7 +181,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def _launch(self, cmd: list[str], kwargs: dict[str, Any]) -> None:
         program, log = find_kernel_capture(self.kernel_capture), self.log_path
         assert program is not None and log is not None
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_dir(log.parent)
         cwd = kwargs.get("cwd")
         supervisor = await in_thread(
             lambda: Supervisor.run(

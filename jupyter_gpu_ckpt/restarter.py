@@ -17,7 +17,7 @@ from .restoring import Restore
 
 if TYPE_CHECKING:
     from .keeper import Keeper
-    from .provisioner import RestoreToken
+    from .observer import RestoreToken
     from .tracking import TrackedKernel
 
 

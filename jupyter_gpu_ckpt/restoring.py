@@ -20,9 +20,10 @@ from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
 from .history import first_request, learn_kernel_info
 from .models import OperationResult
+from .observer import RestoreToken
 from .operations import Run, in_thread
-from .provisioner import RestoreToken, started
-from .store import StateRecord
+from .provisioner import started
+from .store import StateRecord, make_private_dir
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
 
@@ -318,5 +319,5 @@ def _make_log(path: Path, folder: Path) -> None:
     """A kernel's log is open in its images; a home folder may not have it (any more)."""
     if path.parent == folder and path.suffix == ".log":
         with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_dir(folder)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from .capture.node import node_id
 from .errors import CkptError
 from .operations import in_thread
 from .recovery import process_lives
+from .store import make_private_dir
 
 #: Folders that another node's server left are removed after this many seconds.
 _FOREIGN_AGE: Final = 24 * 3600.0
@@ -41,8 +43,9 @@ class Spool:
         """
         path = self._own / name
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._own.mkdir(mode=0o700, exist_ok=True)
+            make_private_dir(self.root)
+            make_private_dir(self._own)
+            self._check_private()
             path.mkdir(mode=0o700)
         except OSError as error:
             raise CkptError(
@@ -55,6 +58,18 @@ class Spool:
             yield path
         finally:
             await in_thread(lambda: shutil.rmtree(path, ignore_errors=True))
+
+    def _check_private(self) -> None:
+        """Refuse folders in which another user could swap images: they would be restored."""
+        root, own = os.stat(self.root), os.lstat(self._own)
+        open_to_others = root.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if (open_to_others and not root.st_mode & stat.S_ISVTX) or not _is_ours(own):
+            raise CkptError(
+                "store_unavailable",
+                f"Other users can write to the working folder for saved states, {self.root}.",
+                hint="Memory images hold secrets. Set Keeper.spool_dir to a folder of your own, "
+                f"or run: chmod go-w {self.root}",
+            )
 
     def clean(self) -> None:
         """Remove what servers that are gone left behind; called once at start, in a thread."""
@@ -70,10 +85,16 @@ class Spool:
     def _is_left_over(self, path: Path) -> bool:
         node, _, rest = path.name.partition("-")
         pid, _, start = rest.partition("-")
-        if not (pid.isdigit() and start.isdigit()):
+        try:
+            status = path.lstat()
+        except OSError:
+            return False
+        if not (pid.isdigit() and start.isdigit() and _is_ours(status)):
             return False
         if node == node_id():
             return not process_lives(int(pid), float(start) + 0.5)
-        with contextlib.suppress(OSError):
-            return time.time() - path.stat().st_mtime > _FOREIGN_AGE
-        return False
+        return time.time() - status.st_mtime > _FOREIGN_AGE
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -1,5 +1,6 @@
 """Where states live: chunks, manifests and kernel records in a folder (docs/format.md)."""
 
+from .layout import make_private_dir
 from .records import GcResult, KernelRecord, Lease, StateMeta, StateRecord
 from .state_store import StateStore
 from .writer import StateWriter
@@ -12,4 +13,5 @@ __all__ = [
     "StateRecord",
     "StateStore",
     "StateWriter",
+    "make_private_dir",
 ]
