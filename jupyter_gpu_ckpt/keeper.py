@@ -182,10 +182,10 @@ class Keeper(KeeperSettings):
         mode: Literal["rollback", "new"] = "rollback",
         path: str | None = None,
     ) -> models.Operation:
-        """Start restoring; ``unknown_state``, ``busy``, ``bad_request``, ``cannot_capture``.
+        """Start restoring; ``unknown_state``, ``busy``, ``not_restorable``, ``cannot_capture``.
 
         ``rollback`` puts the state in the place of its kernel, or brings the kernel back if it
-        does not run; ``new`` makes another kernel of it, with a session for ``path`` if given.
+        runs nowhere; ``new`` makes another kernel of it, with a session for ``path`` if given.
         """
         record = await in_thread(self.store.state, state_id)
         await self.ability.probe()
@@ -193,7 +193,9 @@ class Keeper(KeeperSettings):
             return self._revive(record, str(uuid.uuid4()), path, "user").model
         kernel_id = record.meta.kernel_id
         if kernel_id not in self.kernel_manager:
-            return self._revive(record, kernel_id, path or record.meta.path, "user").model
+            last_path = await in_thread(self.leases.last_path, kernel_id)
+            path = path or last_path or record.meta.path
+            return self._revive(record, kernel_id, path, "user").model
         path = (await self.sessions.paths()).get(kernel_id)
         return self._roll_back(record, self.roster.savable(kernel_id), path).model
 

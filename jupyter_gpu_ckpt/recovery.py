@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -170,10 +171,35 @@ class Leases:
             if self._is_lost(record) and not self._store.states(record.kernel_id):
                 self._store.delete_kernel(record.kernel_id)
 
+    def last_path(self, kernel_id: str) -> str | None:
+        """The notebook that a kernel had last, by its record; for a worker thread.
+
+        Raises CkptError ``not_restorable`` when another server runs the kernel: two that are
+        the same would write to the same files.
+        """
+        record = None
+        with contextlib.suppress(CkptError):  # an unreadable record is no reason
+            record = self._store.kernel(kernel_id)
+        lease = record.lease if record is not None else None
+        if lease is not None and not self._is_own(lease) and not self._has_run_out(lease):
+            raise CkptError(
+                "not_restorable",
+                f"The kernel still runs, in another Jupyter server on {lease.hostname}.",
+                hint="Shut it down there, or open the state as a new kernel. If that server is "
+                f"gone, try again in {lease.ttl:.0f} seconds.",
+            )
+        return record.path if record is not None else None
+
+    def _is_own(self, lease: Lease) -> bool:
+        mine = (self._node_id, os.getpid(), self._server_start)
+        return (lease.node_id, lease.server_pid, lease.server_start) == mine
+
     def _is_lost(self, record: KernelRecord) -> bool:
-        lease = record.lease
-        if lease is None or record.dismissed or self._tracker.get(record.kernel_id) is not None:
+        if record.dismissed or self._tracker.get(record.kernel_id) is not None:
             return False
+        return record.lease is not None and self._has_run_out(record.lease)
+
+    def _has_run_out(self, lease: Lease) -> bool:
         if time.time() > lease.renewed + lease.ttl:
             return True
         # A process can be looked up only from the node it ran on.

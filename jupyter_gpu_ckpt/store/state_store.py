@@ -98,12 +98,19 @@ class StateStore:
     def states(self, kernel_id: str | None = None, path: str | None = None) -> list[StateRecord]:
         """List intact states, newest first, of one kernel or notebook path if given.
 
+        A notebook's are those saved under its path, and those of the kernel that has it now: it
+        may have been renamed since.
+
         Only manifests are read: hundreds take milliseconds. See :meth:`damaged` for others.
         """
+        has_it = set()
+        if path is not None:
+            has_it = {kernel.kernel_id for kernel in self.kernels() if kernel.path == path}
         records = [
             body.record()
             for _, body in self._bodies(kernel_id)
-            if isinstance(body, Body) and (path is None or body.meta.path == path)
+            if isinstance(body, Body)
+            and (path is None or body.meta.path == path or body.meta.kernel_id in has_it)
         ]
         return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
 

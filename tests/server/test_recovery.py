@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from jupyter_gpu_ckpt.store import KernelRecord, StateStore
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateStore
 from tests.harness.client import ApiError, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 
@@ -199,11 +199,51 @@ def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) ->
         kernel = saved(one, "book.ipynb", 41)
         assert other.client.lost() == []
         (state,) = other.client.states()
-        with pytest.raises(AssertionError, match="not_restorable"):
+        with pytest.raises(ApiError, match="still runs, in another") as caught:
             other.client.restore(state["id"])
+        assert (caught.value.status, caught.value.body["reason"]) == (422, "not_restorable")
         assert kernel.run("print(x + 1)") == "42"
         spool = home.data / "gpu-ckpt" / "spool"
         assert not [p for p in spool.glob("*/*") if p.is_dir()]
+
+
+def test_a_kernel_that_runs_on_another_node_is_not_brought_in_twice(home: Home) -> None:
+    with JupyterServer(home) as server:
+        kernel = saved(server, "book.ipynb", 41)
+        (state,) = server.client.states()
+        server.client.delete(f"api/kernels/{kernel.id}")
+        store = store_of(home)
+        wait_for("it is ended", lambda: store.kernel(kernel.id).lease is None, 10)  # type: ignore[union-attr]
+        record = store.kernel(kernel.id)
+        assert record is not None
+        record.lease = Lease(
+            node_id="other", hostname="far", boot_id="b", server_pid=1, server_start=1.0,
+            renewed=time.time(), ttl=5.0,
+        )  # fmt: skip
+        store.put_kernel(record)
+        with pytest.raises(ApiError, match="another Jupyter server on far"):
+            server.client.restore(state["id"])
+        copy = server.client.restore(state["id"], mode="new")["result"]["kernel_id"]
+        assert server.client.connect(copy).run("print(x + 1)") == "42"
+        wait_for("the lease runs out", server.client.lost, 15)
+        server.client.restore(state["id"])
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+def test_states_follow_a_renamed_notebook(home: Home) -> None:
+    with JupyterServer(home) as server:
+        client = server.client
+        kernel = saved(server, "old.ipynb", 41)
+        (state,) = client.states(path="old.ipynb")
+        (session,) = client.get("api/sessions")
+        client.request("PATCH", "api/contents/old.ipynb", body={"path": "new.ipynb"})
+        client.request("PATCH", f"api/sessions/{session['id']}", body={"path": "new.ipynb"})
+        wait_for("the store knows", lambda: client.states(path="new.ipynb") == [state], 10)
+        client.delete(f"api/sessions/{session['id']}")
+        assert client.states(path="new.ipynb") == [state]
+        client.restore(state["id"])
+        (session,) = client.get("api/sessions")
+        assert (session["path"], session["kernel"]["id"]) == ("new.ipynb", kernel.id)
 
 
 def test_what_a_killed_server_left_in_the_spool_is_removed(home: Home) -> None:
