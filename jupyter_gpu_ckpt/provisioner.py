@@ -12,10 +12,9 @@ import asyncio
 import fnmatch
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import LocalProvisioner
@@ -28,10 +27,7 @@ from .connection import allow_address, apply_connection, own_address, wants_own_
 from .errors import CkptError
 from .observer import KernelObserver, Restored, RestoreToken, observer_of
 from .operations import in_thread
-from .store import make_private_dir
-
-#: What a launch may ask of the supervisor; anything else (a pipe for stdout, say) is Popen's.
-_SUPPORTED_ARGUMENTS: Final = frozenset({"env", "cwd", "independent"})
+from .savability import why_not
 
 
 async def started(supervisor: Supervisor, timeout: float) -> None:
@@ -181,7 +177,6 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def _launch(self, cmd: list[str], kwargs: dict[str, Any]) -> None:
         program, log = find_kernel_capture(self.kernel_capture), self.log_path
         assert program is not None and log is not None
-        make_private_dir(log.parent)
         cwd = kwargs.get("cwd")
         supervisor = await in_thread(
             lambda: Supervisor.run(
@@ -211,22 +206,15 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     def _why_not(self, kwargs: dict[str, Any]) -> CkptError | None:
         """Why the kernel about to be launched could not be saved; ``None``: it could."""
-        km = self.parent
-        message, hint = None, None
         if not self.enabled:
-            message = "Saving is switched off for this kernel."
-            hint = "The administrator or the kernelspec set GpuCkptProvisioner.enabled to false."
-        elif sys.platform != "linux":
-            message = "Kernels can be saved on Linux only."
-        elif km is None or km.transport != "tcp":
-            message = "Kernels that talk over ipc sockets cannot be saved."
-            hint = "Leave KernelManager.transport at 'tcp'."
-        elif set(kwargs) - _SUPPORTED_ARGUMENTS - {"extra_arguments", "transport_encryption"}:
-            message = "The kernel was launched with pipes or options of its launcher."
-        elif find_kernel_capture(self.kernel_capture) is None:
-            message = "The kernel-capture program is not installed."
-            hint = "Install the Linux wheel, or set GpuCkptProvisioner.kernel_capture."
-        return None if message is None else CkptError("not_savable", message, hint=hint)
+            return CkptError(
+                "not_savable",
+                "Saving is switched off for this kernel.",
+                hint="The administrator or the kernelspec set GpuCkptProvisioner.enabled to false.",
+            )
+        return why_not(
+            self.parent, kwargs, kernel_capture=self.kernel_capture, logs=self.log_folder()
+        )
 
     # -- restoring -----------------------------------------------------------------------
 

@@ -280,6 +280,21 @@ def test_opting_out_gives_a_stock_kernel_and_says_why(
         assert word in refused.value.body["message"]
 
 
+def test_where_nothing_can_be_written_kernels_run_as_ever(home: Home) -> None:
+    """A home folder may be read-only, or full of quota; for root a file stands for that."""
+    (home.data / "gpu-ckpt").touch()
+    with JupyterServer(home) as server:
+        kernel = server.client.start(home.add_notebook("n.ipynb"))
+        assert kernel.run("print(6 * 7)") == "42"
+        (told,) = server.client.get("gpu-ckpt/api/kernels")
+        assert not told["savable"]
+        assert "cannot be written" in json.dumps(told)
+        with pytest.raises(ApiError, match="not_savable"):
+            server.client.begin_save(kernel)
+        server.client.post(f"api/kernels/{kernel.id}/restart")
+        assert server.client.connect(kernel.id).run("print(6 * 7)") == "42"
+
+
 def test_a_kernel_whose_program_is_missing_fails_as_ever(home: Home) -> None:
     add_kernelspec(home, "broken", argv=["no-such-program", "{connection_file}"])
     with JupyterServer(home) as server:
