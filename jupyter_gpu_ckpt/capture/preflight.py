@@ -175,8 +175,13 @@ def _check_process(pid: int, status: dict[str, str]) -> None:
 
 
 def _check_namespaces(pid: int, root: int, status: dict[str, str]) -> None:
-    """CRIU may dump a process in namespaces of its own, but cannot restore it."""
-    if procfs.namespaces(pid) != procfs.namespaces(root) and os.path.exists(f"/proc/{pid}"):
+    """CRIU may dump a process in namespaces of its own, but cannot restore it.
+
+    A child that has ended and that nobody has waited for is in none any more but its PID
+    namespace, and is saved like all else.
+    """
+    pairs = zip(procfs.namespaces(pid), procfs.namespaces(root), strict=True)
+    if any(None not in pair and pair[0] != pair[1] for pair in pairs):
         raise CkptError(
             "not_savable",
             f"{status.get('Name', 'A process')} (process {pid}), which the kernel started, runs in "

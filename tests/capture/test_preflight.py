@@ -81,6 +81,14 @@ def test_a_process_in_namespaces_of_its_own(kernel: RunningKernel, probe: Probe)
     assert "sandbox" in error.message
 
 
+def test_a_child_that_nobody_waited_for_is_no_obstacle(kernel: RunningKernel, probe: Probe) -> None:
+    kernel.run(
+        "import subprocess, time; p = subprocess.Popen(['true'])\n"
+        "while ') Z ' not in open(f'/proc/{p.pid}/stat').read(): time.sleep(0.01)"
+    )
+    check_save(kernel.pid, probe, kernel.folder)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
