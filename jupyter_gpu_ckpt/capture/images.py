@@ -38,9 +38,13 @@ class MappedFile(msgspec.Struct, frozen=True):
 
 
 def tasks(images_dir: Path) -> list[Task]:
-    """The processes of the image, the root of the tree first."""
+    """The processes of the image, the root of the tree first.
+
+    Of a child that had ended, and that nobody had waited for, CRIU writes memory that it never
+    set as the one thread id.
+    """
     return [
-        Task(entry.pid, list(entry.threads) or [entry.pid])
+        Task(entry.pid, list(entry.threads) if entry.pid in entry.threads else [entry.pid])
         for entry in read_image(images_dir / "pstree.img", "pstree_entry").messages
     ]
 

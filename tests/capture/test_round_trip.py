@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jupyter_gpu_ckpt.capture import images
+
 from .conftest import RunningKernel
 
 
@@ -27,3 +29,27 @@ def test_a_state_can_be_restored_twice(kernel: RunningKernel) -> None:
         kernel.kill()
         kernel.restore(images_dir)
         assert kernel.run("n += 1; print(n)") == "2\n"
+
+
+def test_children_that_have_ended_or_are_stopped_come_back_as_they_were(
+    kernel: RunningKernel,
+) -> None:
+    kernel.run(
+        "import signal, subprocess\n"
+        "state = lambda p: open(f'/proc/{p.pid}/stat').read().rpartition(')')[2].split()[0]\n"
+        "ended = [subprocess.Popen(['sh', '-c', f'exit {code}']) for code in (0, 3)]\n"
+        "sleeping, stopped = (subprocess.Popen(['sleep', '100']) for _ in range(2))\n"
+        "ended.append(subprocess.Popen(['sh', '-c', 'kill -9 $$']))\n"
+        "stopped.send_signal(signal.SIGSTOP)\n"
+        "while [*map(state, ended), state(stopped)] != [*'ZZZT']: pass"
+    )
+    children = kernel.run("print(*(p.pid for p in [*ended, sleeping, stopped]))").split()
+    images_dir, _ = kernel.dump()
+    tasks = {task.pid: task.tids for task in images.tasks(images_dir)}
+    assert {pid: tids for pid, tids in tasks.items() if pid != kernel.pid} == {
+        int(child): [int(child)] for child in children
+    }
+    kernel.kill()
+    kernel.restore(images_dir)
+    assert kernel.run("print(state(sleeping), state(stopped))") == "S T\n"
+    assert kernel.run("print([p.wait(5) for p in ended])") == "[0, 3, -9]\n"
