@@ -201,21 +201,22 @@ class _Socket:
             while frame := self._socket.recv():
                 message = _decode(frame)
                 with self._changed:
-                    self.messages.append(message)
+                    self._keep(message)
                     self._changed.notify_all()
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
-    def wait(
-        self, what: str, condition: Callable[[], Any], timeout: float, *, any_state: bool = False
-    ) -> Any:
+    def _keep(self, message: Message) -> None:
+        self.messages.append(message)
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout: float) -> Any:
         """Return the first true value of `condition()`, looked at after every message."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not (value := condition()):
                 left = deadline - time.monotonic()
-                if left <= 0 or (self.closed and not any_state):
+                if left <= 0 or self.closed:
                     why = f"not within {timeout:g} s" if left <= 0 else "the websocket closed"
                     kinds = [m.get("header", m).get("msg_type", m) for m in self.messages[-12:]]
                     raise AssertionError(f"{what}: {why}; last messages: {kinds}")
@@ -265,6 +266,7 @@ class KernelClient(_Socket):
     def __init__(self, client: Client, kernel_id: str, session: str, timeout: float) -> None:
         self.id = kernel_id
         self.session = session
+        self._by_parent: dict[str | None, list[Message]] = {}
         super().__init__(
             client, f"api/kernels/{kernel_id}/channels?session_id={self.session}", timeout
         )
@@ -287,10 +289,14 @@ class KernelClient(_Socket):
         """Return what came in answer to a message, in order."""
         return [
             m
-            for m in list(self.messages)
-            if m.get("parent_header", {}).get("msg_id") == msg_id
-            and kind in (None, m["header"]["msg_type"])
+            for m in list(self._by_parent.get(msg_id, ()))
+            if kind in (None, m["header"]["msg_type"])
         ]
+
+    def _keep(self, message: Message) -> None:
+        super()._keep(message)
+        parent = message.get("parent_header", {}).get("msg_id")
+        self._by_parent.setdefault(parent, []).append(message)
 
     def request(self, channel: str, kind: str, content: Message, *, timeout: float = 30) -> Message:
         """Send a request and return its reply."""
