@@ -19,7 +19,7 @@ from typing import Final, Literal
 from ..errors import CkptError
 from . import procfs
 from .filecopy import copy_sparse
-from .images import is_below, open_files
+from .images import is_below, link_remaps
 from .node_local import FOLDER, NodeLocalEntry, copy_path
 from .put_back import clean_up, put_back
 
@@ -59,7 +59,7 @@ def collect(
         ``not_savable`` when the limit is exceeded or a file cannot be read; ``no_space``.
     """
     collection = _Collection([os.path.realpath(directory) for directory in dirs])
-    remaps = _link_remaps(images_dir)
+    remaps = link_remaps(images_dir)
     try:
         for pid in procfs.tree(pids_root):
             collection.add_process(pid)
@@ -87,11 +87,7 @@ def discard_links(images_dir: Path) -> None:
     server left behind. Never raises: an unfinished directory names no links.
     """
     with contextlib.suppress(CkptError, OSError):
-        _unlink(_link_remaps(images_dir))
-
-
-def _link_remaps(images_dir: Path) -> list[str]:
-    return [path for path in open_files(images_dir) if os.path.basename(path).startswith(_PREFIX)]
+        _unlink(link_remaps(images_dir))
 
 
 def _unlink(paths: Sequence[str]) -> None:

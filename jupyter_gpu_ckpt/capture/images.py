@@ -106,6 +106,17 @@ def open_files(images_dir: Path) -> list[str]:
     return sorted({os.fsdecode(e.reg.name) for e in files.messages if e.type == REG})
 
 
+def link_remaps(images_dir: Path) -> list[str]:
+    """Paths of the links that CRIU left (``--link-remap``) for files whose name is gone, sorted.
+
+    CRIU names each after the id of its own entry. A user's file may be called alike, and is
+    the user's.
+    """
+    files = read_image(images_dir / "files.img", "file_entry")
+    named = {(os.fsdecode(e.reg.name), e.id) for e in files.messages if e.type == REG}
+    return sorted(path for path, id_ in named if os.path.basename(path) == f"link_remap.{id_}")
+
+
 def named_files(images_dir: Path) -> list[str]:
     """Like :func:`open_files`, without those that have lost their name."""
     files = read_image(images_dir / "files.img", "file_entry")

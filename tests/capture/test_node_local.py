@@ -147,6 +147,27 @@ memory.buf[:5] = b"saved"
         semaphore.unlink(missing_ok=True)
 
 
+def test_a_file_that_is_called_like_a_link_of_criu_stays(
+    kernel: RunningKernel, local: Path
+) -> None:
+    kernel.run("mine = open('link_remap.7', 'w+'); mine.write('precious'); mine.flush()")
+    kernel.run(
+        "gone = open('first', 'w+'); gone.write('renamed'); gone.flush()\n"
+        "os.link('first', 'second'); os.unlink('first')"
+    )
+    images_dir, entries = kernel.save([str(local)])
+    assert (local / "link_remap.7").read_text() == "precious"
+    assert sorted(os.listdir(local)) == ["link_remap.7", "second"]
+    kernel.kill()
+    assert files.put_back(images_dir, entries) == []
+    kernel.restore(images_dir)
+    files.clean_up(entries)
+    assert kernel.run("gone.seek(0); mine.seek(0); print(gone.read(), mine.read())").split() == [
+        "renamed", "precious",
+    ]  # fmt: skip
+    assert sorted(os.listdir(local)) == ["link_remap.7", "second"]
+
+
 def test_the_limit_names_the_largest_file(kernel: RunningKernel, local: Path) -> None:
     kernel.run("f = open('large', 'wb'); f.write(bytes(3 << 20)); f.flush()")
     kernel.run("os.link('large', 'other'); g = open('other')")
