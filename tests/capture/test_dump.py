@@ -15,7 +15,8 @@ from jupyter_gpu_ckpt.errors import CkptError
 
 from .conftest import RunningKernel, finish
 
-_LARGE = "import numpy; data = numpy.ones(150 << 17)"
+#: Takes longer than the 0.2 s after which the first progress is told.
+_LARGE = "import numpy; data = numpy.ones(600 << 17)"
 
 
 async def _dump(kernel: RunningKernel, folder: Path, **options: object) -> None:
@@ -57,7 +58,7 @@ def test_cancel(kernel: RunningKernel, tmp_path: Path) -> None:
     with pytest.raises(CkptError) as caught:
         finish(cancelled())
     assert caught.value.reason == "cancelled"
-    assert kernel.run("print(data.nbytes)") == f"{150 << 20}\n"
+    assert kernel.run("print(data.nbytes)") == f"{600 << 20}\n"
 
 
 def test_a_cancelled_task_undoes_the_dump(kernel: RunningKernel, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_a_cancelled_task_undoes_the_dump(kernel: RunningKernel, tmp_path: Path)
             await task
 
     finish(abandoned())
-    assert kernel.run("print(data.nbytes)") == f"{150 << 20}\n"
+    assert kernel.run("print(data.nbytes)") == f"{600 << 20}\n"
 
 
 def test_deadline(kernel: RunningKernel, tmp_path: Path) -> None:
