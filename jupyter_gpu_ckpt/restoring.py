@@ -15,7 +15,7 @@ import msgspec
 from .capture import files, images
 from .capture.node import node_info
 from .capture.peers import wait_for_peers
-from .capture.supervisor import Supervisor
+from .capture.supervisor import KILL_GRACE, Supervisor
 from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
 from .history import first_request, learn_kernel_info
@@ -37,7 +37,7 @@ Cause = Literal["death", "user", "lost"]
 _HOLD_MARGIN: Final = 20.0
 
 #: Seconds that the old process tree has to be gone once it was killed.
-_KILL_TIMEOUT: Final = 15.0
+_KILL_TIMEOUT: Final = KILL_GRACE + 10.0
 
 
 class Restore:

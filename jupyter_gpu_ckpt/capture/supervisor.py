@@ -23,8 +23,9 @@ from .protocol import RestoredEvent, read_events
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for a supervisor that was told to kill its tree, before it is killed itself.
-KILL_GRACE: Final = 5.0
+#: Seconds for a supervisor that was told to kill its tree, before it is killed itself. Giving
+#: back a hundred gigabytes takes the system many seconds, and until then the numbers are taken.
+KILL_GRACE: Final = 30.0
 
 
 class Supervisor:
