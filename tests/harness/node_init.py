@@ -20,7 +20,7 @@ STAGE = Path("/mnt")
 
 
 def mount(*args: str) -> None:
-    subprocess.run(["mount", *args], check=True)
+    subprocess.run(["mount", "--no-mtab", *args], check=True)
 
 
 def hide(folder: str, keep: list[Path]) -> None:
