@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -18,6 +19,11 @@ _NEW_SESSION: Final = (
 
 #: Seconds for which a socket is kept, so that a request is surely delivered.
 _DELIVERY: Final = 5.0
+
+
+def is_history(path: str) -> bool:
+    """Whether this is IPython's history database, which all kernels of a user share."""
+    return os.path.basename(path) == "history.sqlite"
 
 
 def first_request(km: Any, language: str) -> None:

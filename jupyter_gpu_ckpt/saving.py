@@ -18,6 +18,7 @@ from .capture.preflight import check_save
 from .capture.protocol import DumpResult, Probe
 from .connection import saved_connection, spec_of
 from .errors import CkptError
+from .history import is_history
 from .models import OperationResult
 from .operations import Run, in_thread
 from .store import StateMeta
@@ -97,6 +98,14 @@ class Save:
             warnings=record.meta.warnings,
         )
 
+    def _is_shared(self, path: str) -> bool:
+        """Whether others write to a file too, so that it is never put back over what is there.
+
+        These are below the home folder, which may itself lie in /tmp.
+        """
+        logs = os.path.realpath(self._keeper.launching.log_folder())
+        return is_history(path) or os.path.dirname(path) == logs
+
     def _pid(self) -> int:
         if self._supervisor is None or self._supervisor.poll() is not None:
             raise CkptError("not_savable", "The kernel has ended.")
@@ -115,7 +124,10 @@ class Save:
             dump, node_local = await self._dump(run, native, pid, image_dir)
             torn = await in_thread(
                 lambda open_before=lasting: transactions.in_images(
-                    image_dir, lasting=open_before, dirs=self._keeper.node_local_dirs
+                    image_dir,
+                    lasting=open_before,
+                    dirs=self._keeper.node_local_dirs,
+                    is_shared=self._is_shared,
                 )
             )
             if not torn:
@@ -136,7 +148,15 @@ class Save:
         dirs = keeper.node_local_dirs
 
         def collect() -> None:
-            found.extend(files.collect(pid, image_dir, dirs, limit=keeper.node_local_limit))
+            found.extend(
+                files.collect(
+                    pid,
+                    image_dir,
+                    dirs,
+                    limit=keeper.node_local_limit,
+                    is_shared=self._is_shared,
+                )
+            )
 
         dump = await native.dump(
             pid,

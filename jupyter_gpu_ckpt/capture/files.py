@@ -12,9 +12,11 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
+
+import msgspec
 
 from ..errors import CkptError
 from . import procfs
@@ -29,7 +31,12 @@ _PREFIX: Final = "link_remap."
 
 
 def collect(
-    pids_root: int, images_dir: Path, dirs: Sequence[str], *, limit: int
+    pids_root: int,
+    images_dir: Path,
+    dirs: Sequence[str],
+    *,
+    limit: int,
+    is_shared: Callable[[str], bool] = lambda path: False,
 ) -> list[NodeLocalEntry]:
     """Copy the node-local files of a stopped tree into its image directory.
 
@@ -47,6 +54,8 @@ def collect(
         The node-local directories.
     limit
         Largest total of copies, bytes on disk.
+    is_shared
+        Tells of a file's path whether other kernels write to it too.
 
     Returns
     -------
@@ -58,7 +67,7 @@ def collect(
     CkptError
         ``not_savable`` when the limit is exceeded or a file cannot be read; ``no_space``.
     """
-    collection = _Collection([os.path.realpath(directory) for directory in dirs])
+    collection = _Collection([os.path.realpath(directory) for directory in dirs], is_shared)
     remaps = link_remaps(images_dir)
     try:
         for pid in procfs.tree(pids_root):
@@ -99,8 +108,9 @@ def _unlink(paths: Sequence[str]) -> None:
 class _Collection:
     """Finds what to copy, then copies it."""
 
-    def __init__(self, bases: Sequence[str]) -> None:
+    def __init__(self, bases: Sequence[str], is_shared: Callable[[str], bool]) -> None:
         self.bases = bases
+        self.is_shared = is_shared
         self.dirs: dict[str, NodeLocalEntry] = {}
         self.files: dict[str, os.stat_result] = {}
         self.fifos: dict[str, os.stat_result] = {}
@@ -217,9 +227,8 @@ class _Collection:
                 continue
             first[key] = path
             size = _copy_out(path, status, images_dir, number)
-            entries.append(
-                _entry(path, base, "file", status, size=size, source=number, link_remap=remap)
-            )
+            entry = _entry(path, base, "file", status, size=size, source=number, link_remap=remap)
+            entries.append(msgspec.structs.replace(entry, shared=self.is_shared(path)))
             number += 1
         for path, status in self.fifos.items():
             entries.append(_entry(path, self._base(path) or "", "fifo", status))

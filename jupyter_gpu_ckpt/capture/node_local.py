@@ -34,6 +34,8 @@ class NodeLocalEntry(msgspec.Struct, frozen=True):
         What the file was on its node: tells whether the file that is there is the same one.
     link_remap
         CRIU's own link to a file whose name is gone; wanted only during the restore.
+    shared
+        Other kernels write to it too: one that is there is left as it is, whatever it holds.
     """
 
     path: str
@@ -49,6 +51,7 @@ class NodeLocalEntry(msgspec.Struct, frozen=True):
     link_remap: bool = False
     device: int = 0
     inode: int = 0
+    shared: bool = False
 
 
 def copy_path(images_dir: Path, number: int) -> Path:

@@ -193,6 +193,9 @@ def _put_file(
         return
     if entry.source is None:
         raise _damaged(entry)
+    there = _status(folder, name) if entry.shared else None
+    if there is not None and stat.S_ISREG(there.st_mode) and _is_trusted(there, entry):
+        return
     try:
         source = os.open(
             copy_path(images_dir, entry.source), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

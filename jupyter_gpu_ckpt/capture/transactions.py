@@ -9,7 +9,7 @@ history, which all kernels share, after every cell.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -47,19 +47,28 @@ def wait_for_end(pid: int, *, timeout: float) -> set[str]:
     return lasting
 
 
-def in_images(images_dir: Path, *, lasting: Collection[str], dirs: Sequence[str]) -> list[str]:
+def in_images(
+    images_dir: Path,
+    *,
+    lasting: Collection[str],
+    dirs: Sequence[str],
+    is_shared: Callable[[str], bool] = lambda path: False,
+) -> list[str]:
     """Journals of short transactions that the freeze fell into, from a finished dump.
 
     Called by the keeper: the images are of no use then. Journals that :func:`wait_for_end`
     gave as ``lasting`` are left out, and those below the node-local ``dirs``, which are part
-    of the state.
+    of the state unless ``is_shared`` says that other kernels write to the database too.
     """
     return [
         path
         for path in named_files(images_dir)
         if path.endswith(_SUFFIX)
         and path not in lasting
-        and not any(is_below(path, directory) for directory in dirs)
+        and (
+            is_shared(path.removesuffix(_SUFFIX))
+            or not any(is_below(path, directory) for directory in dirs)
+        )
     ]
 
 

@@ -111,6 +111,22 @@ def test_on_the_same_node_nothing_is_lost(kernel: RunningKernel, local: Path) ->
     assert (local / "kept.before-restore-2").read_text() == "saved!"
 
 
+def test_what_others_write_to_as_well_is_left_as_it_is(kernel: RunningKernel, local: Path) -> None:
+    kernel.run("f = open('shared', 'w+'); f.write('saved'); f.flush()")
+    images_dir, _ = kernel.dump()
+    entries = files.collect(
+        kernel.pid, images_dir, [str(local)], limit=1 << 20, is_shared=lambda path: True
+    )
+    kernel.run("f.write(' and more'); f.flush()")
+    inode = (local / "shared").stat().st_ino
+    assert files.put_back(images_dir, entries) == []
+    assert (local / "shared").read_text() == "saved and more"
+    assert (local / "shared").stat().st_ino == inode
+    (local / "shared").unlink()
+    files.put_back(images_dir, entries)
+    assert (local / "shared").read_text() == "saved"
+
+
 def test_semaphores_and_shared_memory(kernel: RunningKernel) -> None:
     kernel.run(
         """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.harness.client import wait_for
 from tests.harness.server import Home, JupyterServer
 
 #: Half of the time in a transaction, each of them short.
@@ -63,3 +64,30 @@ def test_a_transaction_that_the_user_keeps_open(server: JupyterServer) -> None:
     os.kill(pid, signal.SIGKILL)
     events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert kernel.run("db.execute('commit'); print(*db.execute('select x from t'))") == "(7,)"
+
+
+def test_the_history_that_kernels_share_where_home_is_node_local(home: Home) -> None:
+    """As in containers with HOME=/tmp: the history is not rolled back with one of its kernels."""
+    dirs = ["/tmp", "/dev/shm", str(home.path)]
+    with JupyterServer(home, config={"Keeper": {"node_local_dirs": dirs}}) as server:
+        client = server.client
+        events = client.events()
+        one, other = (client.start(home.add_notebook(f"{n}.ipynb")) for n in range(2))
+        one.run("a = 1")
+        client.save(one)
+        other.run("b = 2")
+        pid = one.pid
+        os.kill(pid, signal.SIGKILL)
+        event = events.wait_for("kernel", action="restored", kernel_id=one.id)
+        assert event["message"] is None
+        for kernel, code in ((one, "c = 3"), (other, "d = 4")):
+            cell = kernel.execute(code)
+            assert (cell.error, cell.stderr, cell.text) == (None, "", "")
+        assert not list(home.path.rglob("*.before-restore-*"))
+        path = home.path / ".ipython" / "profile_default" / "history.sqlite"
+
+        def lines() -> set[str]:
+            with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+                return {line for (line,) in database.execute("select source_raw from history")}
+
+        wait_for("all lines", lambda: {"a = 1", "b = 2", "c = 3", "d = 4"} <= lines(), 10)
