@@ -5,10 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 from pathlib import Path
+from typing import Final
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Float, Integer, List, Unicode
 from traitlets.config import LoggingConfigurable
+
+#: What kernel-capture takes: seconds up to a week, and a ghost limit of 32 bits.
+_SHORTEST: Final = 0.001
+_LONGEST: Final = 6 * 24 * 3600.0
+_LARGEST_GHOST: Final = (1 << 32) - 1
 
 
 class KeeperSettings(LoggingConfigurable):
@@ -49,23 +55,31 @@ class KeeperSettings(LoggingConfigurable):
     )
     ghost_limit = Integer(
         1 << 30,
+        min=0,
+        max=_LARGEST_GHOST,
         config=True,
         help="Largest deleted but still open file that is saved with a kernel, in bytes; "
         "default 1 GiB.",
     )
     save_timeout = Float(
         600.0,
+        min=_SHORTEST,
+        max=_LONGEST,
         config=True,
         help="Seconds that writing a kernel's memory may take, during which it stands still; "
         "default 600. After that the save is undone and the kernel runs on.",
     )
     restore_timeout = Float(
         600.0,
+        min=_SHORTEST,
+        max=_LONGEST,
         config=True,
         help="Seconds that rebuilding a kernel's processes may take; default 600.",
     )
     hold_timeout = Float(
         10.0,
+        min=_SHORTEST,
+        max=_LONGEST,
         config=True,
         help="Most seconds that a restored kernel waits for the server's connections before it "
         "goes on; default 10. Output before that may be lost.",

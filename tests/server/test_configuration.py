@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from traitlets import TraitError
 from traitlets.config import Configurable
 
 from jupyter_gpu_ckpt.app import GpuCkptApp
 from jupyter_gpu_ckpt.keeper import Keeper
 from jupyter_gpu_ckpt.provisioner import GpuCkptProvisioner
+from jupyter_gpu_ckpt.settings import KeeperSettings
 from tests.harness.node import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
@@ -51,3 +53,16 @@ def test_every_trait_is_documented_with_its_default(kind: type[Configurable]) ->
 def test_the_extension_itself_has_none() -> None:
     assert own_traits(GpuCkptApp) == {}
     assert "`c.GpuCkptApp`, the server extension itself, has no traits" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), 7 * 24 * 3600.0])
+@pytest.mark.parametrize("trait", ["save_timeout", "restore_timeout", "hold_timeout"])
+def test_a_deadline_that_no_save_could_use_is_refused_at_start(trait: str, value: float) -> None:
+    with pytest.raises(TraitError, match=trait):
+        KeeperSettings(**{trait: value})
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 32])
+def test_a_ghost_limit_that_no_save_could_use_is_refused_at_start(value: int) -> None:
+    with pytest.raises(TraitError, match="ghost_limit"):
+        KeeperSettings(ghost_limit=value)
