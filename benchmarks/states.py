@@ -70,7 +70,9 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
         client.delete(f"api/kernels/{kernel.id}")
         _wait_gone(pid)
         for _ in range(rounds):
+            os.sync()
             restored["theirs"].append(_plain_restore(pid, images, connection))
+            os.sync()
             restored["ours"].append(_restore(client, state_id, kernel.id))
             _wait_gone(pid)
     return [
