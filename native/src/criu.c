@@ -200,7 +200,7 @@ bool criu_write_stopped(int images, const struct tree *before)
             continue;
         if (fd < 0)
             fd = openat(images, stopped_name,
-                        O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+                        O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
         int length = snprintf(line, sizeof(line), "%d\n", before->tasks[i].pid);
         done = fd >= 0 && io_write_all(fd, line, (size_t)length);
     }
@@ -231,8 +231,9 @@ bool criu_spawn(const struct criu *criu, const struct criu_args *args, int image
         return kc_fail(result, KC_INTERNAL, "Too many arguments for CRIU.");
     int go[2] = {-1, -1};
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    int output = openat(images, "criu.out", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-                        0600);
+    /* O_NONBLOCK here and elsewhere: a FIFO in the place of a file must not hold this program up. */
+    int output = openat(images, "criu.out",
+                        O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (null < 0 || output < 0 || pipe2(go, O_CLOEXEC) != 0) {
         kc_fail_errno(result, errno == ENOSPC ? KC_NO_SPACE : KC_INTERNAL, errno,
                       "CRIU's output file cannot be opened");
@@ -311,7 +312,7 @@ bool criu_succeeded(int status, char *text, size_t capacity)
 /* The end of the log, from the start of a line on. */
 static char *log_tail(int images, const char *log)
 {
-    int fd = openat(images, log, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = openat(images, log, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return NULL;
     struct stat info;

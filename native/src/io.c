@@ -86,7 +86,7 @@ bool io_write_patiently(int fd, const char *data, size_t length, int wait_ms)
 
 ssize_t io_read_file_at(int dir, const char *name, char *buffer, size_t capacity)
 {
-    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = openat(dir, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0)
         return -1;
     size_t used = 0;

@@ -307,6 +307,23 @@ def test_damaged_images(kernel: Start, damage: str) -> None:
     assert not Path(f"/proc/{one.pid}").exists()
 
 
+@pytest.mark.parametrize("name", ["restore.log", "criu.out", "inventory.img", "stopped-tasks"])
+def test_a_fifo_in_the_place_of_a_file_holds_nothing_up(kernel: Start, name: str) -> None:
+    one = kernel()
+    one.wait_line("tick")
+    saved_and_killed(one)
+    (one.images / name).unlink(missing_ok=True)
+    os.mkfifo(one.images / name)
+    supervisor = one.restore("--timeout", "2")
+    if name == "stopped-tasks":
+        supervisor.expect("restored")
+        one.runs_on()
+    else:
+        last = supervisor.finish(20)
+        assert last["event"] == "error"
+        assert not Path(f"/proc/{one.pid}").exists()
+
+
 def test_a_restore_can_be_given_up(kernel: Start) -> None:
     one = kernel("data = bytearray(b'abcd' * (100 << 20))\nprint('filled', flush=True)\n" + COUNTER)
     one.wait_line("filled", 60)
