@@ -102,9 +102,7 @@ def test_imports_only_what_is_below(path: Path) -> None:
         assert layer(other) < layer(me), f"{relative(path)} may not import {other}"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in modules() if part(p) in BOTTOM | WORDS], ids=relative
-)
+@pytest.mark.parametrize("path", [p for p in modules() if part(p) in BOTTOM | WORDS], ids=relative)
 def test_the_bottom_knows_nothing_of_jupyter(path: Path) -> None:
     assert not {name.split(".")[0] for name, _ in imports(path)} & JUPYTER
 
