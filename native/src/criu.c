@@ -49,11 +49,7 @@ bool criu_parse_version(const char *text, char *version, size_t capacity, bool *
 /* In the child: signals as a new program expects them, nothing inherited but fds 0 to 2. */
 static void child_setup(int in, int out)
 {
-    for (int number = 1; number < NSIG; number++)
-        signal(number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    sys_default_signals();
     if (in >= 0)
         dup2(in, STDIN_FILENO);
     if (out >= 0) {

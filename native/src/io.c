@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -232,4 +233,15 @@ int sys_close_from(unsigned first)
 int sys_close_on_exec_from(unsigned first)
 {
     return (int)syscall(SYS_close_range, first, ~0U, CLOSE_RANGE_CLOEXEC);
+}
+
+void sys_default_signals(void)
+{
+    /* All zero in the kernel's own layout: the default action, an empty mask. The C library's
+     * calls leave its own signals (32, 33) alone, which a caller may ignore or block too. */
+    static const unsigned char zero[64];
+    const size_t mask_size = 8;
+    for (int number = 1; number < NSIG; number++)
+        syscall(SYS_rt_sigaction, number, zero, NULL, mask_size);
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, zero, NULL, mask_size);
 }

@@ -47,4 +47,7 @@ int sys_pidfd_signal(int pidfd, int signal);
 int sys_close_from(unsigned first);
 int sys_close_on_exec_from(unsigned first);
 
+/* In a child, before exec: every signal has its default action and none is blocked. */
+void sys_default_signals(void);
+
 #endif

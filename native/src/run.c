@@ -54,7 +54,7 @@ static char **read_environment(int fd, size_t *length_out, struct kc_result *res
 static int become_kernel(const struct args *args, char **environment, int null, int log,
                          pid_t supervisor)
 {
-    supervise_child_signals();
+    sys_default_signals();
     setsid();
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);

@@ -39,15 +39,6 @@ bool supervise_init(struct supervisor *supervisor, struct kc_result *result)
     return true;
 }
 
-void supervise_child_signals(void)
-{
-    for (int number = 1; number < NSIG; number++)
-        signal(number, SIG_DFL);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
 static void note_end(pid_t pid, int status, void *data)
 {
     struct supervisor *supervisor = data;

@@ -24,8 +24,6 @@ struct supervisor {
 
 /* Blocks and collects signals, becomes a subreaper. */
 bool supervise_init(struct supervisor *supervisor, struct kc_result *result);
-/* In a forked child: the signal mask of a fresh program. */
-void supervise_child_signals(void);
 /* Reaps whatever has ended, without waiting. */
 void supervise_reap(struct supervisor *supervisor);
 /* Runs until the kernel has ended and all else with it; the exit status of this program. */

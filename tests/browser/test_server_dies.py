@@ -95,6 +95,7 @@ def test_dismiss_keeps_the_state_and_does_not_ask_again(home: Home, open_page: O
         page.visit(path)
         page.dialog("Restore Lost Kernels").get_by_role("button", name="Dismiss").click()
         expect(page.page.locator(".jp-gpu-ckpt-LostBody")).to_have_count(0)
+        page.wait_idle()  # it has its fresh kernel: the next page will not start another
         page.page.close()
 
         page = open_page(server)

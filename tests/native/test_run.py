@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable
@@ -48,10 +50,25 @@ def test_signals_reach_the_kernels_process_group(kernel: Start) -> None:
     assert one.supervisor.wait() == 0
 
 
-def test_the_kernel_starts_like_any_program(kernel: Start) -> None:
+def ignore_and_block_all() -> None:
+    """Ignore and block every signal, also those that the C library keeps for itself."""
+    sigaction, sigprocmask = {"x86_64": (13, 14), "aarch64": (134, 135)}[platform.machine()]
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    ignored = (ctypes.c_ulong * 8)(int(signal.SIG_IGN))
+    for number in range(1, 65):
+        syscall(sigaction, number, ignored, None, ctypes.c_size_t(8))
+    everything = ctypes.c_uint64(~0)
+    syscall(sigprocmask, signal.SIG_BLOCK, ctypes.byref(everything), None, ctypes.c_size_t(8))
+
+
+@pytest.mark.parametrize("caller", [None, ignore_and_block_all])
+def test_the_kernel_starts_like_any_program(
+    kernel: Start, caller: Callable[[], None] | None
+) -> None:
     """Own session, default signals, stdin empty, no fd but its three, caller's umask."""
     one = kernel(
-        "import os, signal, time\n"
+        preexec_fn=caller,
+        source="import os, signal, time\n"
         "print('session', os.getsid(0) == os.getpid())\n"
         "print('fds', sorted(map(int, os.listdir('/proc/self/fd')))[:-1])\n"
         "print('stdin', os.read(0, 1), os.readlink('/proc/self/fd/0'))\n"
@@ -72,6 +89,7 @@ def test_the_kernel_starts_like_any_program(kernel: Start) -> None:
     assert flags & os.O_APPEND
     assert flags & os.O_ACCMODE == os.O_WRONLY
     assert status(one.pid)["SigIgn"] == "0000000001001000"  # only Python's own
+    assert status(one.pid)["SigBlk"] == "0000000000000000"
     assert int(status(one.pid)["PPid"]) == one.supervisor.process.pid
 
 
