@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal
@@ -84,7 +85,7 @@ class Keeper(KeeperSettings):
             log=self.log,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopping = False
+        self._stopping = threading.Event()
         observe(kernel_manager, self.tracker)
         make_default(kernel_manager)
 
@@ -97,7 +98,7 @@ class Keeper(KeeperSettings):
 
     async def stop(self) -> None:
         """Orderly end: cancel operations, end leases. Called before the kernels are shut down."""
-        self._stopping = True
+        self._stopping.set()
         await self._operations.stop(timeout=15.0)
         for task in self._tasks:
             task.cancel()
@@ -108,7 +109,8 @@ class Keeper(KeeperSettings):
     async def _clean_up(self) -> None:
         await in_thread(self.spool.clean)
         await in_thread(self.leases.forget_stateless)
-        await in_thread(self.store.gc)
+        # It may take minutes on a slow store: a server that stops does not wait for its end.
+        await in_thread(lambda: self.store.gc(stop=self._stopping))
 
     async def _heartbeat(self) -> None:
         """Renew the leases, and tell of kernels that turn out to be lost."""
@@ -346,7 +348,7 @@ class Keeper(KeeperSettings):
         self.in_background(register())
 
     def _on_died(self, kernel: TrackedKernel) -> bool:
-        if self._stopping or not self.restore_on_death:
+        if self._stopping.is_set() or not self.restore_on_death:
             return False
         return self._deaths.kernel_died(kernel)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import getpass
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jupyter_core.paths import jupyter_data_dir
-from traitlets import Bool, Float, Integer, List, Unicode
+from traitlets import Bool, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import LoggingConfigurable
 
 #: What kernel-capture takes: seconds up to a week, and a ghost limit of 32 bits.
 _SHORTEST: Final = 0.001
 _LONGEST: Final = 6 * 24 * 3600.0
 _LARGEST_GHOST: Final = (1 << 32) - 1
+_MOST_DIRS: Final = 64
 
 
 class KeeperSettings(LoggingConfigurable):
@@ -46,7 +47,7 @@ class KeeperSettings(LoggingConfigurable):
         ["/tmp", "/var/tmp", "/dev/shm", "/run"],
         config=True,
         help="Folders that another node does not share. What a kernel has open or mapped below "
-        "them is saved with it.",
+        "them is saved with it. At most 64, as absolute paths.",
     )
     node_local_limit = Integer(
         4 << 30,
@@ -110,6 +111,15 @@ class KeeperSettings(LoggingConfigurable):
         help="Seconds after which a kernel whose lease was not renewed counts as lost on another "
         "node; default 30.",
     )
+
+    @validate("node_local_dirs")
+    def _check_node_local_dirs(self, proposal: dict[str, Any]) -> list[str]:
+        dirs: list[str] = proposal["value"]
+        if len(dirs) > _MOST_DIRS or not all(os.path.isabs(path) for path in dirs):
+            raise TraitError(
+                f"Keeper.node_local_dirs takes at most {_MOST_DIRS} folders, as absolute paths."
+            )
+        return dirs
 
     def store_folder(self) -> Path:
         """Where states lie."""

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +28,13 @@ _CHUNK_FILE = re.compile(rf"([0-9a-f]{{{2 * NAME_SIZE}}})(?:{re.escape(GONE)}[0-
 _MANY = struct.Struct(f"{NAME_SIZE}s" * 1000)
 
 
-def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResult:
+def collect(
+    owner: OwnerStore,
+    *,
+    grace_seconds: float,
+    dry_run: bool,
+    stop: threading.Event | None = None,
+) -> GcResult:
     """Remove garbage older than the grace period.
 
     The order makes it safe beside writers: take the time, look who writes, mark, sweep. What
@@ -42,6 +49,8 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
         Spare what is younger than this, in seconds.
     dry_run
         Only count.
+    stop
+        Once set, no more is removed. The result is what was removed until then.
 
     Raises
     ------
@@ -59,7 +68,7 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
             dead.append(folder)
         else:
             cutoff = min(cutoff, began)
-    used = mark(owner)
+    used = mark(owner, stop)
     chunks, size = 0, 0
     for folder in dead:
         with suppress(FileNotFoundError):
@@ -67,6 +76,8 @@ def collect(owner: OwnerStore, *, grace_seconds: float, dry_run: bool) -> GcResu
                 size += _remove_left_over(folder, dry_run)
     chunks_of = Chunks(owner)
     for path in _chunk_files(owner):
+        if stop is not None and stop.is_set():
+            break
         match = _CHUNK_FILE.match(os.path.basename(path))
         if match is None:
             continue
@@ -110,12 +121,14 @@ def _remove_left_over(path: Path, dry_run: bool) -> int:
     return size
 
 
-def mark(owner: OwnerStore) -> set[bytes]:
-    """Names of all chunks that any manifest needs."""
+def mark(owner: OwnerStore, stop: threading.Event | None = None) -> set[bytes]:
+    """Names of all chunks that any manifest needs; incomplete once `stop` is set."""
     chunks = Chunks(owner)
     scratch = Scratch(level=1)
     used: set[bytes] = set()
     for path in manifests(owner):
+        if stop is not None and stop.is_set():
+            break
         try:
             data = path.read_bytes()
         except FileNotFoundError:

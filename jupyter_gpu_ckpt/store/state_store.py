@@ -178,7 +178,13 @@ class StateStore:
         reader = Reader(Chunks(owner), body, level=self._level, workers=self._workers)
         reader.run(Path(dest), progress, cancel)
 
-    def gc(self, *, grace_seconds: float = 3600, dry_run: bool = False) -> GcResult:
+    def gc(
+        self,
+        *,
+        grace_seconds: float = 3600,
+        dry_run: bool = False,
+        stop: threading.Event | None = None,
+    ) -> GcResult:
         """Remove what no state needs; safe beside running saves, here and elsewhere.
 
         Parameters
@@ -187,13 +193,15 @@ class StateStore:
             Spare what is younger.
         dry_run
             Only count.
+        stop
+            Ends it early when set; what was removed until then is the result.
         """
         owner = self._open()
         if owner is None:
             return GcResult(0, 0)
         owner = self._create()
         with translated("tidy up the state store"):
-            return collect(owner, grace_seconds=grace_seconds, dry_run=dry_run)
+            return collect(owner, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
 
     def usage(self) -> int:
         """Bytes this owner's store takes on disk."""

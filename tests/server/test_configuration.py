@@ -66,3 +66,9 @@ def test_a_deadline_that_no_save_could_use_is_refused_at_start(trait: str, value
 def test_a_ghost_limit_that_no_save_could_use_is_refused_at_start(value: int) -> None:
     with pytest.raises(TraitError, match="ghost_limit"):
         KeeperSettings(ghost_limit=value)
+
+
+@pytest.mark.parametrize("value", [["tmp"], ["/tmp", ""], [f"/{i}" for i in range(65)]])
+def test_node_local_folders_that_no_save_could_use_are_refused_at_start(value: list[str]) -> None:
+    with pytest.raises(TraitError, match="node_local_dirs"):
+        KeeperSettings(node_local_dirs=value)

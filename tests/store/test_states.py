@@ -157,6 +157,21 @@ def test_deleted_states_give_their_space_back(
     assert chunk_files(store.root) == set()
 
 
+def test_a_collection_that_is_stopped_takes_nothing_it_should_not(
+    store: StateStore, save: Save, image: Path
+) -> None:
+    kept = save(image)
+    (image / "other.img").write_bytes(noise(3 << 20))
+    store.delete(save(image).id)
+    stop = threading.Event()
+    stop.set()
+    before = len(chunk_files(store.root))
+    assert store.gc(grace_seconds=0, stop=stop) == GcResult(0, 0)
+    assert len(chunk_files(store.root)) == before
+    collect_all(store)
+    store.materialise(kept.id, image.parent / "again")
+
+
 def test_everything_is_private_whatever_the_umask(
     root: Path, store: StateStore, save: Save, image: Path, tmp_path: Path
 ) -> None:
