@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,20 +60,20 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
         connection = _connection(home, kernel.id)
         for _ in range(rounds):
             shutil.rmtree(images, ignore_errors=True)
-            with felt_freeze(kernel, frozen["theirs"]):
+            with felt_freeze(kernel, size, frozen["theirs"]):
                 _plain_dump(pid, images)
             for state in client.states(kernel=kernel.id):
                 client.delete(f"gpu-ckpt/api/states/{state['id']}")
             client.post("gpu-ckpt/api/gc")
-            with felt_freeze(kernel, frozen["ours"]):
+            with felt_freeze(kernel, size, frozen["ours"]):
                 state_id = client.save(kernel, timeout=600)["result"]["state_id"]
         kernel.close()
         client.delete(f"api/kernels/{kernel.id}")
         _wait_gone(pid)
         for _ in range(rounds):
-            os.sync()
+            settle(size)
             restored["theirs"].append(_plain_restore(pid, images, connection))
-            os.sync()
+            settle(size)
             restored["ours"].append(_restore(client, state_id, kernel.id))
             _wait_gone(pid)
     return [
@@ -81,11 +82,26 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
     ]
 
 
+def settle(size: float) -> None:
+    """Give both sides the same start: nothing is left to be written, and free memory is at hand.
+
+    A virtual machine returns memory that it does not use to its host, and then waits for
+    it page by page; so as much as is needed for data of `size` GiB is used once, right before.
+    """
+    os.sync()
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemFree"].split()[0]) << 10
+    used = min(free * 9 // 10, int((2 * size + 0.5) * (1 << 30)))
+    # 23 is MADV_POPULATE_WRITE, which Python does not name.
+    use = f"import mmap; m = mmap.mmap(-1, {used}); m.madvise(23)"
+    subprocess.run([sys.executable, "-c", use], check=True)
+
+
 @contextlib.contextmanager
-def felt_freeze(kernel: KernelClient, into: list[float]) -> Iterator[None]:
+def felt_freeze(kernel: KernelClient, size: float, into: list[float]) -> Iterator[None]:
     """Add the longest time for which the kernel stood still during the block."""
-    os.sync()  # what others have written is not to be waited for here
     kernel.run("gap = 0.0")
+    settle(size)
     yield
     into.append(float(kernel.run("print(gap)")))
 
