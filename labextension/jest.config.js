@@ -25,6 +25,8 @@ module.exports = {
   collectCoverageFrom: ['src/**/*.{ts,tsx}', '!src/**/__tests__/*'],
   coverageReporters: ['text-summary'],
   reporters: ['default'],
+  // Below this folder only: the checkout itself may lie below some other `lib`.
+  testPathIgnorePatterns: ['<rootDir>/lib/', '/node_modules/'],
   testRegex: 'src/.*\\.spec\\.tsx?$',
   transformIgnorePatterns: [`/node_modules/(?!${esModules}).+`]
 };
