@@ -58,15 +58,25 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
         kernel.run(FILL.format(size=size), timeout=300)
         pid = kernel.pid
         connection = _connection(home, kernel.id)
-        for _ in range(rounds):
+
+        def theirs() -> None:
             shutil.rmtree(images, ignore_errors=True)
             with felt_freeze(kernel, size, frozen["theirs"]):
                 _plain_dump(pid, images)
+
+        def ours() -> None:
             for state in client.states(kernel=kernel.id):
                 client.delete(f"gpu-ckpt/api/states/{state['id']}")
             client.post("gpu-ckpt/api/gc")
             with felt_freeze(kernel, size, frozen["ours"]):
-                state_id = client.save(kernel, timeout=600)["result"]["state_id"]
+                client.save(kernel, timeout=600)
+
+        for number in range(rounds):
+            # Each goes first in half of the rounds: a disk is quicker after a rest.
+            for side in (theirs, ours) if number % 2 == 0 else (ours, theirs):
+                side()
+        (state,) = client.states(kernel=kernel.id)
+        state_id = state["id"]
         kernel.close()
         client.delete(f"api/kernels/{kernel.id}")
         _wait_gone(pid)
