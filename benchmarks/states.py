@@ -48,7 +48,7 @@ threading.Thread(target=beat, daemon=True).start()
 def measure(folder: Path, size: float, rounds: int) -> list[Row]:
     """Measure with `size` GiB of data, each side `rounds` times, in turn."""
     home = Home(folder)
-    config = {"Keeper": {"restore_on_death": False}}
+    config = {"GpuCkpt": {"restore_on_death": False}}
     frozen: dict[str, list[float]] = {"ours": [], "theirs": []}
     restored: dict[str, list[float]] = {"ours": [], "theirs": []}
     images = folder / "plain"

@@ -13,6 +13,7 @@ from jupyter_server.serverapp import ServerApp
 from .handlers import KEEPER_SETTING, default_handlers
 from .keeper import Keeper
 from .provisioner import GpuCkptProvisioner
+from .settings import GpuCkpt
 
 EVENTS_DIR: Final = Path(__file__).parent / "events"
 
@@ -22,8 +23,8 @@ class GpuCkptApp(ExtensionApp):
 
     name = "jupyter_gpu_ckpt"
     load_other_extensions = True
-    # What can be configured on the server's command line, as in --Keeper.store_root=/shared.
-    classes = [ServerApp, Keeper, GpuCkptProvisioner]  # noqa: RUF012
+    # What can be configured on the server's command line, as in --GpuCkpt.store_url=/shared.
+    classes = [ServerApp, GpuCkpt, Keeper, GpuCkptProvisioner]  # noqa: RUF012
 
     #: ``None`` where the extension could not be loaded.
     keeper: Keeper | None = None

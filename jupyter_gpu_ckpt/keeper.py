@@ -29,13 +29,13 @@ from .restoring import Restore
 from .roster import Roster, unknown_kernel
 from .saving import Save
 from .sessions import Sessions
-from .settings import KeeperSettings
+from .settings import GpuCkpt
 from .spool import Spool
 from .store import StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 
 
-class Keeper(KeeperSettings):
+class Keeper(GpuCkpt):
     """Saves kernels into the store and brings them back.
 
     Created by the server extension; REST handlers call its methods on the server's event
@@ -44,7 +44,7 @@ class Keeper(KeeperSettings):
     Parameters
     ----------
     parent
-        The extension app; the configuration section is ``c.Keeper``.
+        The extension app; the configuration section is ``c.GpuCkpt``.
     kernel_manager, session_manager
         The server's own.
     emit
@@ -306,7 +306,7 @@ class Keeper(KeeperSettings):
             raise CkptError(
                 "store_unavailable",
                 f"The folder for saved states cannot be written: {folder}.",
-                hint="Check its permissions, or set Keeper.store_root.",
+                hint="Check its permissions, or set GpuCkpt.store_url.",
             )
         return [describe.damaged_state(*found) for found in self.store.damaged()]
 

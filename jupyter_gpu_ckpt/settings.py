@@ -1,11 +1,13 @@
-"""What an administrator can set about saving and restoring: the traits of the keeper."""
+"""What an administrator can set about saving and restoring: the traits of `c.GpuCkpt`."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Float, Integer, List, TraitError, Unicode, validate
@@ -18,15 +20,18 @@ _LARGEST_GHOST: Final = (1 << 32) - 1
 _MOST_DIRS: Final = 64
 
 
-class KeeperSettings(LoggingConfigurable):
-    """Base of :class:`~jupyter_gpu_ckpt.keeper.Keeper`; the configuration section is ``Keeper``."""
+class GpuCkpt(LoggingConfigurable):
+    """Base of :class:`~jupyter_gpu_ckpt.keeper.Keeper`; the configuration section is ``GpuCkpt``.
 
-    store_root = Unicode(
+    What is set in the section ``Keeper`` counts too.
+    """
+
+    store_url = Unicode(
         None,
         allow_none=True,
         config=True,
-        help="Folder for saved states; it may be on a shared file system. None: gpu-ckpt/store "
-        "below Jupyter's data folder.",
+        help="Where saved states are kept: a folder, which may be on a shared file system. "
+        "{username} in it is the owner's name. None: gpu-ckpt/store below Jupyter's data folder.",
     )
     owner = Unicode(
         None,
@@ -117,13 +122,23 @@ class KeeperSettings(LoggingConfigurable):
         dirs: list[str] = proposal["value"]
         if len(dirs) > _MOST_DIRS or not all(os.path.isabs(path) for path in dirs):
             raise TraitError(
-                f"Keeper.node_local_dirs takes at most {_MOST_DIRS} folders, as absolute paths."
+                f"GpuCkpt.node_local_dirs takes at most {_MOST_DIRS} folders, as absolute paths."
             )
         return dirs
 
+    @validate("store_url")
+    def _check_store_url(self, proposal: dict[str, Any]) -> str | None:
+        url: str | None = proposal["value"]
+        if url and (scheme := _scheme(url)) not in (None, "file"):
+            raise TraitError(f"GpuCkpt.store_url: stores on {scheme}:// are not supported.")
+        return url
+
     def store_folder(self) -> Path:
         """Where states lie."""
-        return Path(self.store_root).expanduser() if self.store_root else _data() / "store"
+        if not self.store_url:
+            return _data() / "store"
+        path = self.store_url.replace("{username}", quote(self.owner_name(), safe=""))
+        return Path(path.removeprefix("file://")).expanduser()
 
     def spool_folder(self) -> Path:
         """Where image directories lie while an operation runs."""
@@ -132,6 +147,12 @@ class KeeperSettings(LoggingConfigurable):
     def owner_name(self) -> str:
         """Whose part of the store this is."""
         return self.owner or os.environ.get("JUPYTERHUB_USER") or _user()
+
+
+def _scheme(url: str) -> str | None:
+    """The scheme of a URL, ``None`` for a path."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
+    return match[1].lower() if match else None
 
 
 def _data() -> Path:

@@ -183,7 +183,7 @@ class JupyterServer:
             "LabApp": {"expose_app_in_browser": True},
             "IdentityProvider": {"token": token},
             # What a node that died had is offered soon, so that the tests do not wait long.
-            "Keeper": {"lease_interval": 2.0, "lease_ttl": 8.0},
+            "GpuCkpt": {"lease_interval": 2.0, "lease_ttl": 8.0},
         }  # fmt: skip
         if app == "server":  # a plain server: what the others bring takes its time to load
             others = ("jupyter_lsp", "jupyterlab", "notebook", "notebook_shim")

@@ -69,7 +69,7 @@ def test_a_transaction_that_the_user_keeps_open(server: JupyterServer) -> None:
 def test_the_history_that_kernels_share_where_home_is_node_local(home: Home) -> None:
     """As in containers with HOME=/tmp: the history is not rolled back with one of its kernels."""
     dirs = ["/tmp", "/dev/shm", str(home.path)]
-    with JupyterServer(home, config={"Keeper": {"node_local_dirs": dirs}}) as server:
+    with JupyterServer(home, config={"GpuCkpt": {"node_local_dirs": dirs}}) as server:
         client = server.client
         events = client.events()
         one, other = (client.start(home.add_notebook(f"{n}.ipynb")) for n in range(2))

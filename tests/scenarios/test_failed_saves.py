@@ -124,8 +124,8 @@ def test_a_full_disk(home: Home, shared: Path, full: str) -> None:
         ["mount", "-t", "tmpfs", "-o", "size=200m,mode=700", "tmpfs", str(small)], check=True
     )
     try:
-        traits = {"store_root": str(small)} if full == "store" else {"spool_dir": str(small)}
-        with JupyterServer(home, config={"Keeper": traits}) as server:
+        traits = {"store_url": str(small)} if full == "store" else {"spool_dir": str(small)}
+        with JupyterServer(home, config={"GpuCkpt": traits}) as server:
             client = server.client
             kernel = client.start(home.add_notebook("full.ipynb"))
             kernel.run("x = 41")

@@ -28,7 +28,7 @@ def jp_server_config() -> dict[str, Any]:
 async def test_is_configured_in_files_and_on_the_command_line(
     jp_configurable_serverapp: Callable[..., Any],
 ) -> None:
-    server = jp_configurable_serverapp(argv=["--Keeper.hold_timeout=3.5"])
+    server = jp_configurable_serverapp(argv=["--GpuCkpt.hold_timeout=3.5"])
     (app,) = server.extension_manager.extension_apps["jupyter_gpu_ckpt"]
     assert isinstance(app, GpuCkptApp) and app.keeper is not None
     assert (app.keeper.lease_interval, app.keeper.hold_timeout) == (4.5, 3.5)
@@ -57,7 +57,7 @@ def test_an_orderly_end_ends_the_kernels_and_loses_none(home: Home, how: str) ->
 
 def test_a_server_whose_extension_cannot_load_works_as_without_it(home: Home) -> None:
     enabled = {"jpserver_extensions": {"jupyter_gpu_ckpt": True}}
-    config = {"ServerApp": enabled, "Keeper": {"owner": "x" * 300}}
+    config = {"ServerApp": enabled, "GpuCkpt": {"owner": "x" * 300}}
     # extension=False: the harness is not to insist on it.
     with JupyterServer(home, extension=False, config=config) as server:
         assert "The owner of a store needs a name of sensible length" in server.log(2000)

@@ -346,7 +346,7 @@ def test_a_mapped_file_that_is_not_as_it_was(saved: Saved, lasting_home: Home, h
 def no_store(home: Home) -> Iterator[Api]:
     """A server whose store cannot be: its path leads through a file."""
     (home.path / "a-file").write_text("in the way")
-    config = {"Keeper": {"store_root": str(home.path / "a-file" / "store")}}
+    config = {"GpuCkpt": {"store_url": str(home.path / "a-file" / "store")}}
     with JupyterServer(home, config=config) as server:
         yield Api(server)
 

@@ -9,9 +9,8 @@ from traitlets import TraitError
 from traitlets.config import Configurable
 
 from jupyter_gpu_ckpt.app import GpuCkptApp
-from jupyter_gpu_ckpt.keeper import Keeper
 from jupyter_gpu_ckpt.provisioner import GpuCkptProvisioner
-from jupyter_gpu_ckpt.settings import KeeperSettings
+from jupyter_gpu_ckpt.settings import GpuCkpt
 from tests.harness.node import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
@@ -34,7 +33,7 @@ def rows(section: str) -> dict[str, str]:
     return {row[1].strip().strip("`"): row[2].strip() for row in cells}
 
 
-@pytest.mark.parametrize("kind", [Keeper, GpuCkptProvisioner])
+@pytest.mark.parametrize("kind", [GpuCkpt, GpuCkptProvisioner])
 def test_every_trait_is_documented_with_its_default(kind: type[Configurable]) -> None:
     traits, documented = own_traits(kind), rows(kind.__name__)
     assert set(documented) == set(traits)
@@ -59,16 +58,16 @@ def test_the_extension_itself_has_none() -> None:
 @pytest.mark.parametrize("trait", ["save_timeout", "restore_timeout", "hold_timeout"])
 def test_a_deadline_that_no_save_could_use_is_refused_at_start(trait: str, value: float) -> None:
     with pytest.raises(TraitError, match=trait):
-        KeeperSettings(**{trait: value})
+        GpuCkpt(**{trait: value})
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 32])
 def test_a_ghost_limit_that_no_save_could_use_is_refused_at_start(value: int) -> None:
     with pytest.raises(TraitError, match="ghost_limit"):
-        KeeperSettings(ghost_limit=value)
+        GpuCkpt(ghost_limit=value)
 
 
 @pytest.mark.parametrize("value", [["tmp"], ["/tmp", ""], [f"/{i}" for i in range(65)]])
 def test_node_local_folders_that_no_save_could_use_are_refused_at_start(value: list[str]) -> None:
     with pytest.raises(TraitError, match="node_local_dirs"):
-        KeeperSettings(node_local_dirs=value)
+        GpuCkpt(node_local_dirs=value)

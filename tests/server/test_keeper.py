@@ -204,7 +204,7 @@ def test_no_working_files_stay(server: JupyterServer, start: Start, lasting_home
 def test_a_store_that_cannot_be_written(home: Home) -> None:
     nowhere = home.path / "file"
     nowhere.touch()
-    config = {"Keeper": {"store_root": str(nowhere / "store")}}
+    config = {"GpuCkpt": {"store_url": str(nowhere / "store")}}
     with JupyterServer(home, config=config) as server:
         kernel = server.client.start()
         kernel.run("x = 41")

@@ -144,7 +144,7 @@ def test_dismissed_for_good_and_unknown_ones(home: Home) -> None:
 
 
 def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home) -> None:
-    with JupyterServer(home, config={"Keeper": {"lease_interval": 1.0}}) as server:
+    with JupyterServer(home, config={"GpuCkpt": {"lease_interval": 1.0}}) as server:
         kernel = saved(server, "book.ipynb", 41)
         first = renewed(home, kernel.id)
         wait_for("the lease is renewed", lambda: renewed(home, kernel.id) > first, 20)
@@ -156,7 +156,7 @@ def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home)
         record.lease, node_id="elsewhere", hostname="elsewhere", renewed=time.time(), ttl=20.0
     )
     store_of(home).put_kernel(record)
-    with JupyterServer(home, config={"Keeper": {"lease_interval": 1.0}}) as server:
+    with JupyterServer(home, config={"GpuCkpt": {"lease_interval": 1.0}}) as server:
         events = server.client.events()
         assert server.client.lost() == []
         with pytest.raises(ApiError) as refused:

@@ -238,7 +238,7 @@ def test_shutting_down_ends_a_restore(server: JupyterServer, start: Start) -> No
 
 
 def test_switched_off_it_starts_empty(home: Home) -> None:
-    with JupyterServer(home, config={"Keeper": {"restore_on_death": False}}) as server:
+    with JupyterServer(home, config={"GpuCkpt": {"restore_on_death": False}}) as server:
         kernel = server.client.start()
         kernel.run("x = 1")
         server.client.save(kernel)
