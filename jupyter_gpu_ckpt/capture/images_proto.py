@@ -55,8 +55,15 @@ _MESSAGES: Final[dict[str, str]] = {
     "unix_sk_entry": "1 id uint32, 2 ino uint32, 3 type uint32, 4 state uint32, 5 flags uint32,"
     " 6 uflags uint32, 7 backlog uint32, 8 peer uint32, 9 fown bytes, 10 opts bytes,"
     " 11 name bytes, 12 shutdown uint32, 13 file_perms bytes, 14 name_dir bytes",
+    "memfd_file_entry": "1 id uint32, 2 flags uint32, 3 pos uint64, 4 fown bytes,"
+    " 5 inode_id uint32",
     "file_entry": "1 type uint32, 2 id uint32, 3 reg reg_file_entry, 4 isk inet_sk_entry,"
-    " 16 usk unix_sk_entry",
+    " 16 usk unix_sk_entry, 20 memfd memfd_file_entry",
+    "memfd_inode_entry": "1 name bytes, 2 uid uint32, 3 gid uint32, 4 size uint64, 5 shmid uint32,"
+    " 6 seals uint32, 7 inode_id uint64",
+    "pagemap_head": "1 pages_id uint32",
+    "pagemap_entry": "1 vaddr uint64, 2 compat_nr_pages uint32, 3 in_parent bool, 4 flags uint32,"
+    " 5 nr_pages uint64",
     "remap_file_path_entry": "1 orig_id uint32, 2 remap_id uint32, 3 remap_type uint32",
 }
 
@@ -123,16 +130,17 @@ class Image:
 def _blobs(path: Path, data: bytes, offset: int) -> Iterator[bytes]:
     while offset < len(data):
         if offset + 4 > len(data):
-            raise _damaged(path, "it ends inside a length")
+            raise damaged(path, "it ends inside a length")
         (size,) = struct.unpack_from("<I", data, offset)
         offset += 4
         if size > MAX_MESSAGE or offset + size > len(data):
-            raise _damaged(path, "it ends inside an entry")
+            raise damaged(path, "it ends inside an entry")
         yield data[offset : offset + size]
         offset += size
 
 
-def _damaged(path: Path, why: str) -> CkptError:
+def damaged(path: Path, why: str) -> CkptError:
+    """The error that an image is not what CRIU writes."""
     return CkptError(
         "state_damaged",
         f"The saved state is damaged: {path.name} cannot be read ({why}).",
@@ -140,8 +148,8 @@ def _damaged(path: Path, why: str) -> CkptError:
     )
 
 
-def read_image(path: Path, message: str) -> Image:
-    """Read an image whose entries are all of one type.
+def read_image(path: Path, message: str, *, first: str | None = None) -> Image:
+    """Read an image whose entries are all of one type, but for the first of some images.
 
     Parameters
     ----------
@@ -149,6 +157,8 @@ def read_image(path: Path, message: str) -> Image:
         The image file.
     message
         A name from CRIU's definitions, such as ``"file_entry"``.
+    first
+        The first entry's, where it is another.
 
     Raises
     ------
@@ -158,17 +168,19 @@ def read_image(path: Path, message: str) -> Image:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _damaged(path, error.strerror or "unreadable") from error
+        raise damaged(path, error.strerror or "unreadable") from error
     if len(data) < 8:
-        raise _damaged(path, "it is too short")
-    (first,) = struct.unpack_from("<I", data)
-    offset = 8 if first == COMMON_MAGIC else 4
-    messages = []
+        raise damaged(path, "it is too short")
+    (magic,) = struct.unpack_from("<I", data)
+    offset = 8 if magic == COMMON_MAGIC else 4
+    messages: list[Any] = []
+    kind, others = _CLASSES[first or message], _CLASSES[message]
     for blob in _blobs(path, data, offset):
         try:
-            messages.append(_CLASSES[message].FromString(blob))
+            messages.append(kind.FromString(blob))
         except DecodeError as error:
-            raise _damaged(path, "an entry cannot be decoded") from error
+            raise damaged(path, "an entry cannot be decoded") from error
+        kind = others
     return Image(data[:offset], messages)
 
 

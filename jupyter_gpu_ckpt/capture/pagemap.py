@@ -1,0 +1,144 @@
+"""Where the pages of an image directory come from: which address each has in which memory.
+
+CRIU writes the pages of a memory one after the other, without gaps, into ``pages-N.img``, and
+where they belong into ``pagemap-*.img``. A page more shifts all that follow it in the file, but
+none in memory: so the store compares pages of one save and the next by address.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from .images_proto import damaged, read_image
+
+#: Flag of a pagemap entry: its pages are in the file.
+_PRESENT: Final = 1 << 2
+_ADDRESSES: Final = 1 << 64
+_MOST_BYTES: Final = 256 << 20
+_ANON_SHARED: Final = 1 << 8
+_MEMFD: Final = 1 << 14
+#: Each memory has a pagemap: a process's own, named by its PID, and each shared one.
+_NAME: Final = re.compile(r"pagemap-(shmem-)?([0-9]+)\.img")
+
+
+class PageFile(NamedTuple):
+    """One file of pages.
+
+    Attributes
+    ----------
+    space
+        Name of the memory they belong to; the same from save to save of a kernel, as far as
+        that can be told: ``mm-<pid>``, ``shmem-<pid>-<address of the first mapping>``.
+    segments
+        ``(offset in the file, length, address)``, bytes, in the order of the file. They cover
+        it without gaps. Addresses of a shared memory count from its own begin.
+    """
+
+    space: str
+    segments: list[tuple[int, int, int]]
+
+
+def page_files(images_dir: Path) -> dict[str, PageFile]:
+    """The files of pages in an image directory, by name (``pages-1.img``).
+
+    Raises
+    ------
+    CkptError
+        ``state_damaged`` when the images do not fit together.
+    """
+    found: dict[str, PageFile] = {}
+    shared = _shared_spaces(images_dir)
+    for path in sorted(images_dir.glob("pagemap-*.img")):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        is_shared, number = match.groups()
+        if path.stat().st_size > _MOST_BYTES:
+            raise damaged(path, "it is too long")
+        head, *entries = read_image(path, "pagemap_entry", first="pagemap_head").messages or [None]
+        if head is None:
+            raise damaged(path, "it is empty")
+        pages = images_dir / f"pages-{head.pages_id}.img"
+        if pages.name in found:
+            raise damaged(path, f"{pages.name} has another one")
+        space = f"mm-{number}" if not is_shared else shared.get(int(number), f"shmem-{number}")
+        try:
+            size = pages.stat().st_size
+        except FileNotFoundError:
+            size = 0
+        found[pages.name] = PageFile(space, _segments(path, entries, size))
+    return found
+
+
+def _segments(path: Path, entries: list[Any], size: int) -> list[tuple[int, int, int]]:
+    """What of the file of pages, which has `size` bytes, is where in memory."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    segments: list[tuple[int, int, int]] = []
+    at = end = 0  # in the file; the address after the last segment
+    for entry in entries:
+        flags = entry.flags
+        if not flags and not entry.HasField("flags"):
+            flags = 0 if entry.in_parent else _PRESENT
+        # Newer CRIUs set the old field to 0.
+        length = (entry.nr_pages or entry.compat_nr_pages) * page
+        if not flags & _PRESENT or not length:
+            continue
+        address = entry.vaddr
+        if address % page or length > size - at or address + length > _ADDRESSES:
+            raise damaged(path, "an entry is out of bounds")
+        if segments and address == end:
+            begin, before, start = segments[-1]
+            segments[-1] = (begin, before + length, start)
+        else:
+            segments.append((at, length, address))
+        at += length
+        end = address + length
+    if at != size:
+        raise damaged(path, "the pages are fewer or more than it says")
+    by_address = sorted(segments, key=lambda segment: segment[2])
+    for (_, length, address), (_, _, following) in itertools.pairwise(by_address):
+        if address + length > following:
+            raise damaged(path, "a page is there twice")
+    return segments
+
+
+def _shared_spaces(images_dir: Path) -> dict[int, str]:
+    """Names of the shared memories by their number, which another restore changes.
+
+    The place of the first mapping does not change; what is mapped nowhere keeps the name and
+    the number that CRIU gave it.
+    """
+    names: dict[int, str] = {}
+    numbers: dict[int, int] = {}
+    inodes: dict[int, int] = {}
+    path = images_dir / "memfd.img"
+    if path.exists():
+        for inode in read_image(path, "memfd_inode_entry").messages:
+            inodes[inode.inode_id] = inode.shmid
+            names[inode.shmid] = f"shmem-{inode.name.hex()}-{inode.inode_id}"
+        for entry in read_image(images_dir / "files.img", "file_entry").messages:
+            if entry.HasField("memfd") and entry.memfd.inode_id in inodes:
+                numbers[entry.id] = inodes[entry.memfd.inode_id]
+    mapped: set[int] = set()
+    for pid, vma in _shared_mappings(images_dir):
+        number = numbers.get(vma.shmid, vma.shmid) if vma.status & _MEMFD else vma.shmid
+        if number not in mapped:
+            mapped.add(number)
+            names[number] = f"shmem-{pid}-{vma.start:x}"
+    return names
+
+
+def _shared_mappings(images_dir: Path) -> Iterator[tuple[int, Any]]:
+    """Mappings of shared memory, by process and address."""
+    paths = images_dir.glob("mm-*.img")
+    pids = sorted(int(m[1]) for path in paths if (m := re.fullmatch(r"mm-(\d+)\.img", path.name)))
+    for pid in pids:
+        for entry in read_image(images_dir / f"mm-{pid}.img", "mm_entry").messages:
+            for vma in entry.vmas:
+                if vma.status & (_ANON_SHARED | _MEMFD):
+                    yield pid, vma
