@@ -36,6 +36,7 @@ class StateMeta(msgspec.Struct, kw_only=True):
     cwd: str | None = None
     argv: list[str] = []
     warnings: list[str] = []
+    contents: dict[str, Any] | None = None
 
 
 class StateRecord(msgspec.Struct, kw_only=True):
