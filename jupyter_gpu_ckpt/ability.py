@@ -72,7 +72,7 @@ class Ability:
         return None
 
     async def differences(
-        self, record: StateRecord, ending_pid: int | None = None, *, beside: bool = False
+        self, record: StateRecord, ending_pid: int | None = None, *, beside: bool | None = None
     ) -> list[Difference]:
         """What a restore of a state would meet here; ``cannot_capture``.
 
@@ -83,7 +83,8 @@ class Ability:
         ending_pid
             The kernel that is to make place for it, if one runs.
         beside
-            Whether it gets process numbers and ports of its own, beside its original.
+            ``True`` leaves out what does not concern a kernel beside its original, ``False``
+            what does not concern one in its place.
         """
         probe = await self.probe()
         meta = record.meta
@@ -96,12 +97,13 @@ class Ability:
                 saved=msgspec.convert(meta.node, NodeInfo),
                 here=node_info(probe),
                 mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
-                pids=[] if beside else meta.pids,
-                listeners=[] if beside else [(ip, meta.connection[name]) for name in _PORTS],
+                pids=meta.pids,
+                listeners=[(ip, meta.connection[name]) for name in _PORTS],
                 ending=ending,
             )
 
-        return await in_thread(look)
+        other = {True: "rollback", False: "new", None: "-"}[beside]
+        return [difference for difference in await in_thread(look) if difference.mode != other]
 
     async def doctor(self, check_store: Callable[[], list[DoctorCheck]]) -> Doctor:
         """What this node can capture, and what stands in the way.

@@ -19,6 +19,7 @@ from .models import (
     LostKernel,
     Node,
     Operation,
+    RestoreMode,
     State,
 )
 from .recovery import LostRecord
@@ -28,6 +29,7 @@ from .store import StateRecord
 def state(record: StateRecord, differences: Sequence[Difference] | None = None) -> State:
     """A state; ``differences`` is what a restore here would meet, ``None`` where not checked."""
     meta = record.meta
+    modes = None if differences is None else _modes(differences)
     return State(
         id=record.id,
         kernel_id=meta.kernel_id,
@@ -43,10 +45,18 @@ def state(record: StateRecord, differences: Sequence[Difference] | None = None) 
         frozen_seconds=meta.frozen_seconds,
         execution_count=meta.execution_count,
         execution_state=meta.execution_state,
-        restorable=None if differences is None else not any(d.blocking for d in differences),
+        restorable=None if modes is None else bool(modes),
+        modes=modes,
         differences=list(differences or []),
         warnings=meta.warnings,
     )
+
+
+def _modes(differences: Sequence[Difference]) -> list[RestoreMode]:
+    """The ways of restoring that nothing stands in the way of."""
+    blocked = {d.mode for d in differences if d.blocking}
+    every: tuple[RestoreMode, ...] = ("rollback", "new")
+    return [] if None in blocked else [mode for mode in every if mode not in blocked]
 
 
 def kernel(

@@ -11,6 +11,7 @@ STATUS: Final[dict[str, int]] = {
     "unknown_kernel": 404,
     "unknown_state": 404,
     "unknown_operation": 404,
+    "unknown_path": 404,
     "busy": 409,
     "cancelled": 409,
     "not_savable": 422,

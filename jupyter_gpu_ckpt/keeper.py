@@ -181,7 +181,7 @@ class Keeper(GpuCkpt):
         self,
         state_id: str,
         *,
-        mode: Literal["rollback", "new"] = "rollback",
+        mode: models.RestoreMode = "rollback",
         path: str | None = None,
     ) -> models.Operation:
         """Start restoring; ``unknown_state``, ``busy``, ``not_restorable``, ``cannot_capture``.
@@ -241,14 +241,31 @@ class Keeper(GpuCkpt):
         return [describe.state(record) for record in records]
 
     async def state(self, state_id: str) -> models.State:
-        """One state with ``restorable`` and ``differences``; ``unknown_state``."""
+        """One state with ``modes``, ``restorable`` and ``differences``; ``unknown_state``."""
         record = await in_thread(self.store.state, state_id)
         kernel = self.tracker.get(record.meta.kernel_id)
         try:
             found = await self.ability.differences(record, kernel.pid if kernel else None)
         except CkptError as error:
             found = [models.Difference("node", error.message, blocking=True)]
+        else:
+            if (why := await self._why_no_rollback(record.meta.kernel_id)) is not None:
+                # The process numbers and ports that are taken are that kernel's own.
+                others = [difference for difference in found if difference.mode != "rollback"]
+                first = models.Difference("kernel", why.message, blocking=True, mode="rollback")
+                found = [first, *others]
         return describe.state(record, found)
+
+    async def _why_no_rollback(self, kernel_id: str) -> CkptError | None:
+        """Why no state can take the place of this kernel, whatever the node can do."""
+        try:
+            if kernel_id in self.kernel_manager:
+                self.roster.savable(kernel_id)
+            else:
+                await in_thread(self.leases.last_path, kernel_id)
+        except CkptError as error:
+            return error
+        return None
 
     async def delete_state(self, state_id: str) -> None:
         """Remove a state for good; ``unknown_state``, ``busy`` while it is being restored."""

@@ -12,6 +12,7 @@ import msgspec
 
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
 OperationKind = Literal["save", "restore"]
+RestoreMode = Literal["rollback", "new"]
 Phase = Literal[
     "waiting", "checking", "dumping", "storing", "reading", "restoring", "connecting", "finished"
 ]
@@ -29,7 +30,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 class Difference(msgspec.Struct, frozen=True):
     """One thing that differs between a state and this node.
 
-    ``blocking`` means the state cannot be restored here because of it.
+    ``blocking`` means the state cannot be restored here because of it; where ``mode`` is given,
+    it stands in the way of that mode only.
     """
 
     what: str
@@ -37,6 +39,7 @@ class Difference(msgspec.Struct, frozen=True):
     blocking: bool
     saved: str | None = None
     here: str | None = None
+    mode: RestoreMode | None = None
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -51,7 +54,11 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """One saved state. ``restorable`` is ``None`` where it was not checked (lists)."""
+    """One saved state.
+
+    ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
+    there is one; both are ``None`` where that was not checked (lists).
+    """
 
     id: str
     kernel_id: str
@@ -68,6 +75,7 @@ class State(msgspec.Struct, frozen=True):
     execution_count: int | None
     execution_state: str
     restorable: bool | None = None
+    modes: list[RestoreMode] | None = None
     differences: list[Difference] = []
     warnings: list[str] = []
 

@@ -115,7 +115,8 @@ def check_restore(
     Returns
     -------
     list of Difference
-        Blocking ones first.
+        Blocking ones first. Those of process numbers and ports concern a kernel in the place of
+        its original only: beside it, it has its own.
 
     Raises
     ------
@@ -126,6 +127,8 @@ def check_restore(
     found = differences(saved, here, mapped_files)
     if not (probe.pid_namespaces and probe.can_set_pid):
         found += _taken_pids(pids, ending)
+        message = "This node cannot run a second kernel of a state: that needs a PID namespace."
+        found.append(Difference("pid_namespace", message, True, mode="new"))
     if not ending:
         found += _taken_ports(listeners)
     return sorted(found, key=lambda difference: not difference.blocking)
@@ -202,7 +205,8 @@ def _taken_pids(pids: Sequence[int], ending: Collection[int]) -> list[Difference
     names = [f"{pid} ({procfs.status(pid).get('Name', '?')})" for pid in taken[:5]]
     shown = ", ".join(names) + (" and others" if len(taken) > 5 else "")
     message = f"Process numbers that the kernel needs are taken on this node: {shown}."
-    return [Difference("pid", message, True, None, ", ".join(map(str, taken)))]
+    numbers = ", ".join(map(str, taken))
+    return [Difference("pid", message, True, None, numbers, "rollback")]
 
 
 def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
@@ -211,7 +215,8 @@ def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         if not is_local(socket.inet_pton(family, ip)):
             message = f"The kernel listens on {ip}:{port}, an address that this node lacks."
-            found.append(Difference("address", message, False, f"{ip}:{port}", None))
+            place = f"{ip}:{port}"
+            found.append(Difference("address", message, False, place, None, "rollback"))
             continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As a restored listener does: connections of its last life do not count.
@@ -220,7 +225,8 @@ def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
                 probe.bind((ip, port))
             except OSError as error:
                 message = f"The kernel's network port {ip}:{port} is not free on this node."
-                found.append(Difference("port", message, True, f"{ip}:{port}", error.strerror))
+                place, why = f"{ip}:{port}", error.strerror
+                found.append(Difference("port", message, True, place, why, "rollback"))
     return found
 
 

@@ -88,6 +88,8 @@ def lost(found: Sequence[LostKernel]) -> None:
 def state(it: State) -> None:
     """Print everything about one state."""
     here = {True: "yes", False: "no", None: "not checked"}[it.restorable]
+    if it.modes is not None and len(it.modes) == 1:
+        here = {"new": "only as a new kernel", "rollback": "only in its place"}[it.modes[0]]
     facts = [
         ("State", it.id),
         ("Kernel", f"{it.kernel_id} ({it.display_name})"),

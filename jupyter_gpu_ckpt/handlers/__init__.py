@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import doctor, gc, kernels, lost, operations, states
+from . import doctor, gc, kernels, lost, operations, states, unknown
 from .base import KEEPER_SETTING, GpuCkptHandler
 
 default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
@@ -12,6 +12,7 @@ default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
     *lost.routes,
     *operations.routes,
     *states.routes,
+    *unknown.routes,
 ]
 
 __all__ = ["KEEPER_SETTING", "default_handlers"]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from jupyter_server.auth import authorized
 from tornado import web
 
 from ..errors import CkptError
+from ..models import RestoreMode
 from .base import API, GpuCkptHandler
 
 
 class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What ``POST /states/{id}/restore`` takes."""
 
-    mode: Literal["rollback", "new"] = "rollback"
+    mode: RestoreMode = "rollback"
     path: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
 
 

@@ -133,16 +133,19 @@ def test_taken_numbers_and_ports_are_named(kernel: RunningKernel, probe: Probe) 
         "pids": images.all_pids(images_dir),
         "listeners": images.inet_listeners(images_dir),
     }
-    pid, *ports = check_restore(**arguments)  # type: ignore[arg-type]
+    pid, second, *ports = check_restore(**arguments)  # type: ignore[arg-type]
+    assert {found.mode for found in (pid, *ports)} == {"rollback"}
     assert pid.what == "pid"
     assert f"{kernel.pid} (python" in pid.message
     assert {port.what for port in ports} == {"port"}
     assert any(f"{kernel.client.ip}:{kernel.client.shell_port}" in p.message for p in ports)
+    # Where PID namespaces cannot be made there is no second kernel at all.
+    assert (second.what, second.mode, second.blocking) == ("pid_namespace", "new", True)
     # For a roll-back the kernel itself is not in its own way.
     ending = kernel_and_descendants(kernel.pid)
-    assert check_restore(**arguments, ending=ending) == []  # type: ignore[arg-type]
+    assert check_restore(**arguments, ending=ending) == [second]  # type: ignore[arg-type]
     kernel.kill()
-    assert check_restore(**arguments) == []  # type: ignore[arg-type]
+    assert check_restore(**arguments) == [second]  # type: ignore[arg-type]
     # A new PID namespace makes taken numbers harmless.
     arguments |= {"probe": probe, "pids": [os.getpid()]}
     blocking = [] if probe.pid_namespaces and probe.can_set_pid else ["pid"]

@@ -136,6 +136,27 @@ async def test_looking_can_be_kept_from_counting_as_activity(
     assert "api_last_activity" in settings
 
 
+async def test_a_path_that_does_not_exist_is_refused_as_json(
+    jp_fetch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(method: str, path: str, **headers: str) -> tuple[int, str]:
+        wrong = jp_fetch(
+            "gpu-ckpt/api" + path, method=method, headers=headers, allow_nonstandard_methods=True
+        )
+        response = await refused(wrong)
+        body = json.loads(response.body)
+        assert set(body) == {"message", "reason", "hint", "details"}
+        return response.code, body["reason"]
+
+    paths = ("", "/", "/kernel", f"/kernels/{SOMEONE}/", "/states/a/b/c")
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        for path in paths:
+            assert await answer(method, path) == (404, "unknown_path")
+            assert await answer(method, path, Authorization="token x") == (403, "forbidden")
+    monkeypatch.setattr(ReadOnly, "is_authorized", lambda *_: False)
+    assert await answer("GET", "/kernel") == (403, "forbidden")
+
+
 async def test_a_verb_that_does_not_exist_is_refused_as_json(
     jp_fetch: Callable[..., Any],
 ) -> None:

@@ -14,6 +14,7 @@ from jupyter_gpu_ckpt.handlers import default_handlers
 from jupyter_gpu_ckpt.handlers.gc import GcBody
 from jupyter_gpu_ckpt.handlers.kernels import SaveBody
 from jupyter_gpu_ckpt.handlers.states import RestoreBody
+from jupyter_gpu_ckpt.handlers.unknown import UnknownPathHandler
 from tests.server import spec
 
 COMMENTS = ("title", "description", "examples", "default")
@@ -25,7 +26,9 @@ def test_is_valid_openapi() -> None:
 
 def test_describes_every_route_and_verb_and_no_other() -> None:
     served = set()
-    for pattern, handler in default_handlers:
+    *handlers, (_, last) = default_handlers
+    assert last is UnknownPathHandler
+    for pattern, handler in handlers:
         path = re.sub(r"\(\?P<(\w+)>[^)]*\)", r"{\1}", pattern)
         path = path.removeprefix("/gpu-ckpt/api").removesuffix("/?")
         for method in spec.METHODS:

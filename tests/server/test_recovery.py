@@ -202,6 +202,16 @@ def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) ->
         with pytest.raises(ApiError, match="still runs, in another") as caught:
             other.client.restore(state["id"])
         assert (caught.value.status, caught.value.body["reason"]) == (422, "not_restorable")
+        # It says so before it is tried, and what is possible all the same.
+        described = other.client.get(f"gpu-ckpt/api/states/{state['id']}")
+        assert (described["restorable"], described["modes"]) == (True, ["new"])
+        (difference,) = [d for d in described["differences"] if d["blocking"]]
+        assert "still runs, in another" in difference["message"]
+        assert difference["mode"] == "rollback"
+        here = one.client.get(f"gpu-ckpt/api/states/{state['id']}")
+        assert (here["modes"], here["differences"]) == (["rollback", "new"], [])
+        copy = other.client.restore(state["id"], mode="new")["result"]["kernel_id"]
+        assert other.client.connect(copy).run("print(x + 1)") == "42"
         assert kernel.run("print(x + 1)") == "42"
         spool = home.data / "gpu-ckpt" / "spool"
         assert not [p for p in spool.glob("*/*") if p.is_dir()]
