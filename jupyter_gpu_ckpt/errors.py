@@ -18,6 +18,8 @@ STATUS: Final[dict[str, int]] = {
     "not_restorable": 422,
     "pid_in_use": 422,
     "state_damaged": 422,
+    "key_missing": 422,
+    "wrong_key": 422,
     "dump_failed": 500,
     "restore_failed": 500,
     "internal": 500,
@@ -25,6 +27,7 @@ STATUS: Final[dict[str, int]] = {
     "store_unavailable": 503,
     "timeout": 504,
     "no_space": 507,
+    "over_quota": 507,
 }
 
 
