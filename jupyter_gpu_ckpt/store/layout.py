@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -171,6 +172,29 @@ def create_file(path: Path, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def create_once(path: Path, data: bytes) -> None:
+    """Write a private file that is never replaced: where another process was first, its file stays.
+
+    Raises
+    ------
+    OSError
+        Not writable.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        create_file(temporary, data)
+        with suppress(FileExistsError):
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                create_file(path, data)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_dir(path.parent)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
 from ..errors import CkptError
-from .layout import (
-    NO_LINKS,
-    check_private,
-    check_safe_root,
-    create_file,
-    make_private_dir,
-    sync_dir,
-)
+from . import key_records
+from .keys import KeyRing
+from .layout import check_private, check_safe_root, create_once, is_state_id, make_private_dir
 from .records import FORMAT
+from .seal import KeySealing, LockedSealing, NullSealing, Sealing
 
 _CHUNK_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 chunk names v1"
 _MANIFEST_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 manifest checksums v1"
+_NAME_CONTEXT = "jupyter-gpu-ckpt 2026-12-02 blob names v2"
+_FOOTER_CONTEXT = "jupyter-gpu-ckpt 2026-12-02 footer checksums v2"
+_PAGE_CONTEXT = "jupyter-gpu-ckpt 2026-12-02 page hashes v2"
 _KEY_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 key check v1"
 
 
@@ -43,20 +44,62 @@ class OwnerStore:
 
     Attributes
     ----------
-    folder, chunks, kernels, writers
+    folder, packs, kernels, writers, deleted, keys
         The owner's folder and what is in it.
-    chunk_key, manifest_key
+    name_key, footer_key
         32-byte BLAKE3 keys, derived from the one in ``store.json``, so that equal
-        blocks of two owners have different names and a manifest cannot pass for a chunk.
+        blobs of two owners have different names and nothing can pass for something else.
+    sealing
+        Seals packs and manifests.
     """
 
-    def __init__(self, folder: Path, key: bytes) -> None:
+    def __init__(self, folder: Path, key: bytes, ring: KeyRing | None = None) -> None:
         self.folder = folder
         self.chunks = folder / "chunks"
+        self.packs = folder / "packs"
         self.kernels = folder / "kernels"
         self.writers = folder / "writers"
+        self.deleted = folder / "deleted"
+        self.keys = folder / "keys"
+        self.name_key = blake3(key, derive_key_context=_NAME_CONTEXT).digest()
+        self.footer_key = blake3(key, derive_key_context=_FOOTER_CONTEXT).digest()
+        self.sealing = self._sealing(
+            blake3(key, derive_key_context=_MANIFEST_CONTEXT).digest(), ring
+        )
+        self._key = key
+        self._ring = ring
         self.chunk_key = blake3(key, derive_key_context=_CHUNK_CONTEXT).digest()
         self.manifest_key = blake3(key, derive_key_context=_MANIFEST_CONTEXT).digest()
+
+    @property
+    def page_seed(self) -> int:
+        """Seed of the hashes by which pages are compared; secret with the user's key.
+
+        Raises
+        ------
+        CkptError
+            ``key_missing``, ``wrong_key``.
+        """
+        key = self._ring.current() if self._ring else None
+        secret = self._key + (key.secret if key else b"")
+        digest = blake3(secret, derive_key_context=_PAGE_CONTEXT).digest(length=8)
+        return int.from_bytes(digest, "little")
+
+    def _sealing(self, manifest_key: bytes, ring: KeyRing | None) -> Sealing:
+        if ring is None:
+            locked = key_records.encrypted(self.keys)
+            return (LockedSealing if locked else NullSealing)(manifest_key)
+
+        @cache
+        def known() -> frozenset[bytes] | None:
+            return key_records.known_before(self.keys, self.folder.name, ring)
+
+        return KeySealing(ring, self.folder.name, NullSealing(manifest_key), known)
+
+    def manifests(self) -> Iterator[Path]:
+        """Paths of all manifests."""
+        for kernel in self.kernel_folders():
+            yield from manifests_of(kernel / "states")
 
     def kernel_folders(self) -> list[Path]:
         """Folders of all kernels that have a record or a state, in order of their ids."""
@@ -74,7 +117,25 @@ class OwnerStore:
         return self.states_of(kernel_id) / f"{state_id}.json"
 
 
-def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
+def manifests_of(folder: Path) -> Iterator[Path]:
+    """Paths of the manifests in one kernel's folder."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        if name.endswith(".json") and is_state_id(name[:-5]):
+            yield folder / name
+
+
+def open_owner(
+    root: Path,
+    name: str,
+    *,
+    create: bool,
+    ring: KeyRing | None = None,
+    elsewhere: Callable[[], Iterable[bytes]] | None = None,
+) -> OwnerStore | None:
     """Open an owner's store.
 
     Read anew for every operation, because another server may create, move or
@@ -86,6 +147,11 @@ def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
         The store's root, and the owner's folder name in it.
     create
         Make what is missing; otherwise ``None`` is returned where there is nothing.
+    ring
+        The owner's keys; ``None`` for no encryption.
+    elsewhere
+        Gives the manifests that this store has in another tier too; asked once, when
+        encryption begins.
 
     Raises
     ------
@@ -109,7 +175,7 @@ def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
     key = _read_key(folder / "store.json")
     if key is None:
         # Another server may be making the store right now: it writes store.json first.
-        begun = any((folder / part).exists() for part in ("chunks", "kernels"))
+        begun = any((folder / part).exists() for part in ("chunks", "packs", "kernels"))
         key = _read_key(folder / "store.json")
         if key is None and begun:
             raise CkptError(
@@ -122,11 +188,25 @@ def open_owner(root: Path, name: str, *, create: bool) -> OwnerStore | None:
         if not create:
             return None
         key = _create_key(folder)
-    store = OwnerStore(folder, key)
+    store = OwnerStore(folder, key, ring)
     if create:
         for part in (store.chunks, store.kernels, store.writers):
             make_private_dir(part)
+        if ring is not None and ring.encrypts:
+            # Without the key nothing is encrypted either; who saves is told.
+            with suppress(CkptError):
+                key_records.begin(store.keys, name, ring, lambda: _manifests(store, elsewhere))
     return store
+
+
+def _manifests(
+    store: OwnerStore, elsewhere: Callable[[], Iterable[bytes]] | None
+) -> Iterator[bytes]:
+    for path in store.manifests():
+        with suppress(FileNotFoundError):
+            yield path.read_bytes()
+    if elsewhere is not None:
+        yield from elsewhere()
 
 
 def _read_key(path: Path) -> bytes | None:
@@ -169,20 +249,8 @@ def _create_key(folder: Path) -> bytes:
     content = _StoreFile(format=FORMAT, key=key.hex(), key_check=_key_check(key))
     data = msgspec.json.format(msgspec.json.encode(content)) + b"\n"
     path = folder / "store.json"
-    temporary = folder / f".store.json.{secrets.token_hex(8)}"
-    try:
-        create_file(temporary, data)
-        # Never replaced: if another server was first, its key is the one.
-        with suppress(FileExistsError):
-            try:
-                os.link(temporary, path)
-            except OSError as error:
-                if error.errno not in NO_LINKS:
-                    raise
-                create_file(path, data)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_dir(folder)
+    # If another server was first, its key is the one.
+    create_once(path, data)
     final = _read_key(path)
     if final is None:
         raise CkptError("store_unavailable", f"{path} vanished as soon as it was written.")
