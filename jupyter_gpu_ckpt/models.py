@@ -13,6 +13,7 @@ import msgspec
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
 OperationKind = Literal["save", "restore"]
 RestoreMode = Literal["rollback", "new"]
+ContentsKind = Literal["anon", "python", "libraries", "shared", "gpu", "files", "other"]
 Phase = Literal[
     "waiting", "checking", "dumping", "storing", "reading", "restoring", "connecting", "finished"
 ]
@@ -78,6 +79,44 @@ class State(msgspec.Struct, frozen=True):
     modes: list[RestoreMode] | None = None
     differences: list[Difference] = []
     warnings: list[str] = []
+
+
+class ContentsSum(msgspec.Struct):
+    """All of one kind in a state; see :class:`Contents`."""
+
+    kind: ContentsKind
+    size: int = 0
+    new: int = 0
+
+
+class ContentsItem(msgspec.Struct):
+    """A mapping of a process, a shared memory or a file in a state.
+
+    ``pid`` and ``start`` (the address, hexadecimal) are ``None`` for what is no mapping, and
+    ``start`` where mappings of one name are put together.
+    """
+
+    kind: ContentsKind
+    name: str
+    pid: int | None = None
+    start: str | None = None
+    size: int = 0
+    new: int = 0
+
+
+class Contents(msgspec.Struct):
+    """What is in a state.
+
+    ``new`` are the bytes that were stored for it, because the state before it (``parent``) did
+    not have them. ``items`` are the largest ones, ``left_out`` is how many more there are.
+    """
+
+    size: int
+    new: int
+    parent: str | None
+    kinds: list[ContentsSum]
+    items: list[ContentsItem]
+    left_out: int = 0
 
 
 class OperationResult(msgspec.Struct, frozen=True):

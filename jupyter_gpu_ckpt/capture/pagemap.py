@@ -37,10 +37,19 @@ class PageFile(NamedTuple):
     segments
         ``(offset in the file, length, address)``, bytes, in the order of the file. They cover
         it without gaps. Addresses of a shared memory count from its own begin.
+    pid
+        Whose memory it is; of a shared one the first process that maps it, if one does.
+    start
+        Where that process maps a shared one; ``None`` for a process's own memory.
+    name
+        What a shared memory was called when it was made, for people.
     """
 
     space: str
     segments: list[tuple[int, int, int]]
+    pid: int | None = None
+    start: int | None = None
+    name: bytes = b""
 
 
 def page_files(images_dir: Path) -> dict[str, PageFile]:
@@ -52,7 +61,7 @@ def page_files(images_dir: Path) -> dict[str, PageFile]:
         ``state_damaged`` when the images do not fit together.
     """
     found: dict[str, PageFile] = {}
-    shared = _shared_spaces(images_dir)
+    shared = _shared(images_dir)
     for path in sorted(images_dir.glob("pagemap-*.img")):
         match = _NAME.fullmatch(path.name)
         if match is None:
@@ -66,12 +75,15 @@ def page_files(images_dir: Path) -> dict[str, PageFile]:
         pages = images_dir / f"pages-{head.pages_id}.img"
         if pages.name in found:
             raise damaged(path, f"{pages.name} has another one")
-        space = f"mm-{number}" if not is_shared else shared.get(int(number), f"shmem-{number}")
+        if is_shared:
+            of = shared.get(int(number), PageFile(f"shmem-{number}", []))
+        else:
+            of = PageFile(f"mm-{number}", [], int(number))
         try:
             size = pages.stat().st_size
         except FileNotFoundError:
             size = 0
-        found[pages.name] = PageFile(space, _segments(path, entries, size))
+        found[pages.name] = of._replace(segments=_segments(path, entries, size))
     return found
 
 
@@ -107,30 +119,31 @@ def _segments(path: Path, entries: list[Any], size: int) -> list[tuple[int, int,
     return segments
 
 
-def _shared_spaces(images_dir: Path) -> dict[int, str]:
-    """Names of the shared memories by their number, which another restore changes.
+def _shared(images_dir: Path) -> dict[int, PageFile]:
+    """The shared memories by their number, which another restore changes; without segments.
 
     The place of the first mapping does not change; what is mapped nowhere keeps the name and
     the number that CRIU gave it.
     """
-    names: dict[int, str] = {}
+    found: dict[int, PageFile] = {}
     numbers: dict[int, int] = {}
-    inodes: dict[int, int] = {}
     path = images_dir / "memfd.img"
     if path.exists():
+        inodes: dict[int, int] = {}
         for inode in read_image(path, "memfd_inode_entry").messages:
             inodes[inode.inode_id] = inode.shmid
-            names[inode.shmid] = f"shmem-{inode.name.hex()}-{inode.inode_id}"
+            space = f"memfd-{inode.name.hex()}-{inode.inode_id}"
+            found[inode.shmid] = PageFile(space, [], name=inode.name)
         for entry in read_image(images_dir / "files.img", "file_entry").messages:
             if entry.HasField("memfd") and entry.memfd.inode_id in inodes:
                 numbers[entry.id] = inodes[entry.memfd.inode_id]
-    mapped: set[int] = set()
     for pid, vma in _shared_mappings(images_dir):
         number = numbers.get(vma.shmid, vma.shmid) if vma.status & _MEMFD else vma.shmid
-        if number not in mapped:
-            mapped.add(number)
-            names[number] = f"shmem-{pid}-{vma.start:x}"
-    return names
+        before = found.get(number, PageFile("", []))
+        if before.pid is None:
+            space = f"shmem-{pid}-{vma.start:x}"
+            found[number] = before._replace(space=space, pid=pid, start=vma.start)
+    return found
 
 
 def _shared_mappings(images_dir: Path) -> Iterator[tuple[int, Any]]:
