@@ -27,7 +27,7 @@ from .layout import (
 from .manifest import Body, Damaged, TooNew, damaged, decode_manifest, too_new
 from .owner import OwnerStore, open_owner
 from .pool import Progress, worker_count
-from .reader import Reader
+from .reader import StateReader
 from .records import GcResult, KernelRecord, StateRecord
 from .writer import StateWriter
 
@@ -147,6 +147,17 @@ class StateStore:
                 raise unknown_state() from None
             _sync_and_tidy(path.parent, path.parent.parent)
 
+    def open(self, state_id: str) -> StateReader:
+        """Open a state to read it back; the keeper calls it before a restore.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format).
+        """
+        owner, body = self._body(state_id)
+        return StateReader(Chunks(owner), body, level=self._level, workers=self._workers)
+
     def materialise(
         self,
         state_id: str,
@@ -155,28 +166,9 @@ class StateStore:
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
-        """Rebuild a state's image directory; the keeper calls it before a restore.
-
-        Parameters
-        ----------
-        state_id
-            Which state.
-        dest
-            Folder that is empty or not there yet; made with mode 0700. Files get their saved
-            mode and time, sparse ones stay sparse. Nothing stays behind on failure.
-        progress
-            Called with (bytes done, bytes in all) from a worker thread, at most every 0.1 s.
-        cancel
-            Set it to stop.
-
-        Raises
-        ------
-        CkptError
-            ``unknown_state``, ``state_damaged`` (names the file), ``no_space``, ``cancelled``.
-        """
-        owner, body = self._body(state_id)
-        reader = Reader(Chunks(owner), body, level=self._level, workers=self._workers)
-        reader.run(Path(dest), progress, cancel)
+        """Rebuild a state's image directory, whole; see :meth:`StateReader.extract`."""
+        with self.open(state_id) as reader:
+            reader.extract(Path(dest), progress=progress, cancel=cancel)
 
     def gc(
         self,
