@@ -1,32 +1,44 @@
-"""Writers at work, as folders that a collector can see: ``writers/<state id>/``.
+"""Who is at work in a store: folders that a collector can see, ``writers/<id>/``.
 
-Each holds a locked ``writer.json``, whose modification time is when the writer began,
-and the writer's temporary files. The lock ends with the process, however it ends.
-Whether the lock of another node is visible depends on the file system, so writers of
-other boots also count as alive while their folder is fresh (they touch it as they go on).
+Each holds ``writer.json``, which says what its writer counts on, and is locked by it; the lock
+ends with the process, however it ends. Whether the lock of another node is visible depends on
+the file system, so writers of other boots also count as alive while their folder is
+fresh (they touch it as they go on).
+
+A folder appears whole, with what its writer counts on, and whoever takes it away ends its
+writer: packs and manifest are moved from there to their places.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from .layout import create_file, make_private_dir
+from .layout import is_state_id, make_private_dir, write_all
+from .sweep import Present
 
-_FRESH_NS = 3600 * 10**9
-_STARTING_NS = 60 * 10**9
-_TOUCH_SECONDS = 10.0
-_FILE = "writer.json"
+_FRESH_SECONDS: Final = 3600.0
+# What has no writer.json is about to begin or to be moved elsewhere; or somebody died then.
+_STARTING_SECONDS: Final = 60.0
+_TOUCH_SECONDS: Final = 10.0
+_FILE: Final = "writer.json"
+_BEGIN: Final = ".begin-"
+_READER: Final = "read-"
 
 
 class _Writer(msgspec.Struct):
     boot_id: str
+    locked: bool = True
+    pins: dict[str, list[str]] = {}
 
 
 def boot_id() -> str:
@@ -37,12 +49,20 @@ def boot_id() -> str:
 class Presence:
     """This writer's folder and lock.
 
+    Parameters
+    ----------
+    writers
+        The owner's folder for writers.
+    name
+        Name of the folder: the id of the state to be, for a writer.
+    pins
+        What this writer counts on: ids of states, each with the ids of all its packs. That
+        these states are (still) there must be looked at afterwards.
+
     Attributes
     ----------
     folder
         For temporary files.
-    start_ns
-        When the writer began, in nanoseconds by the clock of the store's file system.
 
     Raises
     ------
@@ -50,29 +70,36 @@ class Presence:
         The folder cannot be made.
     """
 
-    def __init__(self, writers: Path, state_id: str) -> None:
-        self.folder = writers / state_id
+    def __init__(
+        self, writers: Path, name: str, *, pins: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
+        self.folder = writers / f"{_BEGIN}{name}-{secrets.token_hex(4)}"
         self._fd = -1
         make_private_dir(self.folder)
         try:
-            # Locked before it has its name, so that no collector sees it unlocked.
-            hidden = self.folder / f".{_FILE}"
-            create_file(hidden, msgspec.json.encode(_Writer(boot_id())))
-            self._fd = os.open(hidden, os.O_RDWR | os.O_CLOEXEC)
-            with suppress(OSError):  # No locks on this file system: freshness has to do.
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fd = os.open(self.folder / _FILE, flags, 0o600)
+            os.fchmod(self._fd, 0o600)
+            try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(hidden, self.folder / _FILE)
-            # From here on collectors see us. One that looked before took its time before
-            # that, so what we touch from now on is younger than all it removes.
-            os.utime(self._fd)
-            self.start_ns = os.fstat(self._fd).st_mtime_ns
+                locked = True
+            except OSError:
+                locked = False  # no locks on this file system: freshness has to do
+            kept = {state: sorted(packs) for state, packs in (pins or {}).items()}
+            write_all(self._fd, msgspec.json.encode(_Writer(boot_id(), locked, kept)))
+            os.utime(self.folder)
+            os.rename(self.folder, writers / name)
         except BaseException:
             self.end()
             raise
+        self.folder = writers / name
+        # Format 1: what it makes from now on is younger than its beginning.
+        os.utime(self._fd)
+        self.start_ns = os.fstat(self._fd).st_mtime_ns
         self._began = self._touched = time.monotonic()
 
     def now_ns(self) -> int:
-        """Return the store's time, in nanoseconds; never goes back."""
+        """Return the store's time, in nanoseconds; never goes back (format 1)."""
         return self.start_ns + int((time.monotonic() - self._began) * 1e9)
 
     def touch(self) -> None:
@@ -80,8 +107,7 @@ class Presence:
         now = time.monotonic()
         if now - self._touched > _TOUCH_SECONDS:
             self._touched = now
-            stamp = self.now_ns()
-            os.utime(self.folder, ns=(stamp, stamp))
+            os.utime(self.folder)
 
     def end(self) -> None:
         """Remove the folder with what is in it, and let go of the lock."""
@@ -91,54 +117,100 @@ class Presence:
             self._fd = -1
 
 
-def store_now_ns(writers: Path) -> int:
-    """Time by the clock of the store's file system, in nanoseconds."""
-    path = writers / f".now-{os.getpid()}-{time.monotonic_ns()}"
+@contextmanager
+def reading(writers: Path, state_id: str, packs: Iterable[str]) -> Iterator[Presence | None]:
+    """Keep a state's packs while they are read, whoever deletes the state.
+
+    Look afterwards that its manifest is still there. Where nothing can be written nobody is
+    kept from anything.
+    """
+    name = f"{_READER}{state_id}-{secrets.token_hex(4)}"
+    try:
+        presence = Presence(writers, name, pins={state_id: packs})
+    except OSError:
+        yield None
+        return
+    try:
+        yield presence
+    finally:
+        presence.end()
+
+
+def store_now(writers: Path) -> float:
+    """Unix time by the clock of the store's file system."""
+    path = writers / f".now-{secrets.token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        return os.fstat(fd).st_mtime_ns
+        return os.fstat(fd).st_mtime
     finally:
         os.close(fd)
         path.unlink(missing_ok=True)
 
 
-def alive_since(folder: Path, now_ns: int) -> int | None:
-    """When the writer that owns `folder` began, in nanoseconds; ``None`` if it is dead.
+def look_at(entry: Path, now: float) -> Present | None:
+    """See who works in a folder of ``writers/``; ``None`` for one that went meanwhile.
 
-    A single temporary file among the folders counts as alive for a minute.
+    Parameters
+    ----------
+    entry
+        The folder; a single temporary file among the folders counts as alive for a minute.
+    now
+        The store's time, in Unix seconds.
 
     Raises
     ------
     OSError
-        Other than that the folder is gone, which is the same as dead.
+        Not readable.
     """
     try:
-        fresh = folder.stat().st_mtime_ns
-        fd = os.open(folder / _FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        age = now - entry.stat().st_mtime
+        fd = os.open(entry / _FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
-        # About to begin, just ended, or killed in one of these moments; or a temporary
-        # file that is about to be moved elsewhere.
         with suppress(FileNotFoundError):
-            fresh = folder.stat().st_mtime_ns
-            return now_ns if now_ns - fresh < _STARTING_NS else None
+            age = now - entry.stat().st_mtime
+            return Present(entry.name, None, age < _STARTING_SECONDS, frozenset())
         return None
     try:
-        began = os.fstat(fd).st_mtime_ns
+        if entry.name.startswith(_BEGIN) and age < _STARTING_SECONDS:
+            # Not present yet: it may not even have its lock.
+            return Present(entry.name, None, True, frozenset())
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return began
-        except OSError:
-            ours = False
-        else:
-            ours = _boot_of(fd) == boot_id()
-        return None if ours or now_ns - fresh > _FRESH_NS else began
+            writer = msgspec.json.decode(os.read(fd, 64 << 20), type=_Writer)
+        except msgspec.DecodeError:
+            writer = None
+        alive = _lives(fd, writer, age)
     finally:
         os.close(fd)
+    packs = None if writer is None else frozenset().union(*writer.pins.values())
+    return Present(entry.name, entry.name if is_state_id(entry.name) else None, alive, packs)
 
 
-def _boot_of(fd: int) -> str | None:
+def _lives(fd: int, writer: _Writer | None, age: float) -> bool:
     try:
-        return msgspec.json.decode(os.pread(fd, 4096, 0), type=_Writer).boot_id
-    except msgspec.DecodeError:
+        # Shared, so that two collectors do not take each other for the writer.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return age < _FRESH_SECONDS
+    if writer is not None and writer.locked and writer.boot_id == boot_id():
+        return False
+    return age < _FRESH_SECONDS
+
+
+# -- format 1 ---------------------------------------------------------------------------------
+
+
+def store_now_ns(writers: Path) -> int:
+    """Time by the clock of the store's file system, in nanoseconds."""
+    return int(store_now(writers) * 1e9)
+
+
+def alive_since(folder: Path, now_ns: int) -> int | None:
+    """When the writer that owns `folder` began, in nanoseconds; ``None`` if it is dead."""
+    found = look_at(folder, now_ns / 1e9)
+    if found is None or not found.alive:
         return None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (folder / _FILE).stat().st_mtime_ns
+    return now_ns

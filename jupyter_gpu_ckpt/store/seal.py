@@ -115,6 +115,14 @@ class _PlainRefs(msgspec.Struct):
     body: _Packs
 
 
+class _Format(msgspec.Struct):
+    format: int
+
+
+class _PlainFormat(msgspec.Struct):
+    body: _Format
+
+
 class _Sealed(msgspec.Struct, kw_only=True):
     """A sealed manifest: the packs it needs stay legible, so that anybody can collect garbage."""
 
@@ -123,9 +131,8 @@ class _Sealed(msgspec.Struct, kw_only=True):
     sealed: str
 
 
-class _SealedRefs(msgspec.Struct):
+class _SealedRefs(_Packs):
     key: str
-    packs: dict[str, int]
 
 
 class NullSealing:
@@ -284,6 +291,14 @@ def manifest_packs(data: bytes) -> set[str]:
         return set(msgspec.json.decode(data, type=_PlainRefs).body.packs)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {match.decode() for match in _PACK_ID.findall(data)}
+
+
+def manifest_format(data: bytes) -> int | None:
+    """Format of a manifest that is not encrypted; ``None`` where it does not say."""
+    try:
+        return msgspec.json.decode(data, type=_PlainFormat).body.format
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def sealed_with(data: bytes) -> str | None:
