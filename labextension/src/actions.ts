@@ -1,4 +1,3 @@
-import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -14,6 +13,7 @@ import { RestoreDialog } from './dialogs/restore';
 import type { IFace } from './face';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
+import type { KernelPages } from './pages';
 import { attachPages } from './pages';
 import type { RequestError } from './request';
 
@@ -88,14 +88,14 @@ export class Actions {
   }
 
   private async _rollBack(state: IState): Promise<void> {
-    const { serviceManager, tracker, trans } = this._options;
+    const { pages, serviceManager, trans } = this._options;
     const operation = await this._run(
       trans.__('Restoring Kernel State Failed'),
       api => api.restore(state.id, 'rollback')
     );
     if (operation?.result) {
       await attachPages(
-        tracker,
+        pages,
         serviceManager.sessions,
         operation.path ?? state.path,
         operation.result.kernel_id
@@ -174,8 +174,8 @@ export namespace Actions {
     commands: CommandRegistry;
     model: KernelStates;
     notices: Notices;
+    pages: KernelPages;
     serviceManager: ServiceManager.IManager;
-    tracker: INotebookTracker;
     trans: TranslationBundle;
   }
 }

@@ -8,6 +8,9 @@ export type OperationStatus =
 
 export type OperationKind = 'save' | 'restore';
 
+/** What to do with a state: replace its kernel, or start a second one. */
+export type RestoreMode = 'rollback' | 'new';
+
 /** One thing that differs between a state and the node. */
 export interface IDifference {
   what: string;
@@ -15,6 +18,8 @@ export interface IDifference {
   blocking: boolean;
   saved: string | null;
   here: string | null;
+  /** The only mode it concerns, `null` for both. */
+  mode: RestoreMode | null;
 }
 
 /** The machine or pod a state was captured on. */
@@ -45,6 +50,8 @@ export interface IState {
   execution_state: string;
   /** `null` where it was not checked, as in lists. */
   restorable: boolean | null;
+  /** In which ways it can be restored here; `null` where not checked. */
+  modes: RestoreMode[] | null;
   differences: IDifference[];
   warnings: string[];
 }
@@ -97,9 +104,6 @@ export interface ILostKernel {
   last_seen: string;
   state: IState;
 }
-
-/** What to do with a state: replace its kernel, or start a second one. */
-export type RestoreMode = 'rollback' | 'new';
 
 /** Whether an operation will not change any more. */
 export function isFinal(operation: { status: OperationStatus }): boolean {

@@ -4,6 +4,7 @@ import type {
 } from '@jupyterlab/application';
 import { ILabShell } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
+import { IConsoleTracker } from '@jupyterlab/console';
 import { PageConfig } from '@jupyterlab/coreutils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
@@ -17,6 +18,7 @@ import { addCommands } from './commands';
 import { LostKernels } from './lost';
 import { KernelStates } from './model';
 import { Notices } from './notices';
+import { KernelPages } from './pages';
 import { ReconnectWatcher } from './reconnect';
 import { RestoredKernels } from './restored';
 
@@ -35,6 +37,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   requires: [INotebookTracker, ITranslator],
   optional: [
     ICommandPalette,
+    IConsoleTracker,
     ILabShell,
     ISettingRegistry,
     IToolbarWidgetRegistry
@@ -44,6 +47,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     tracker: INotebookTracker,
     translator: ITranslator,
     palette: ICommandPalette | null,
+    consoles: IConsoleTracker | null,
     labShell: ILabShell | null,
     settingRegistry: ISettingRegistry | null,
     toolbarRegistry: IToolbarWidgetRegistry | null
@@ -54,13 +58,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const api = new KernelStateAPI(serverSettings);
     const model = new KernelStates({ api, events: serviceManager.events });
     const notices = new Notices(api, trans);
+    const pages = new KernelPages(tracker, consoles);
     const actions = new Actions({
       api,
       commands,
       model,
       notices,
+      pages,
       serviceManager,
-      tracker,
       trans
     });
 
@@ -83,8 +88,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       everywhere: isLab,
       model,
       notices,
+      pages,
       serverSettings,
-      tracker,
       trans
     });
     const lost = new LostKernels({
@@ -96,11 +101,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
       openPath: async path => {
         // A tab that Notebook 7 opens without a click would be blocked.
         if (isLab) {
-          await commands.execute('docmanager:open', { path });
+          const isNotebook = path.endsWith('.ipynb');
+          const command = isNotebook ? 'docmanager:open' : 'console:open';
+          await commands.execute(command, { path });
         }
       },
+      pages,
       serviceManager,
-      tracker,
       trans
     });
 
@@ -118,7 +125,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         })
     );
 
-    const watcher = new ReconnectWatcher(serviceManager, tracker, () =>
+    const watcher = new ReconnectWatcher(serviceManager, pages, () =>
       api.lost()
     );
     watcher.reconnected.connect(() => {
@@ -132,7 +139,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     void Promise.all([app.restored, settingsLoaded]).then(() => {
       void lost.check();
       if (!isLab && !isTree) {
-        tracker.widgetAdded.connect(() => void lost.check());
+        pages.forEachContext(() => void lost.check());
       }
     });
   }

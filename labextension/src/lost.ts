@@ -1,5 +1,4 @@
 import { Dialog, showDialog } from '@jupyterlab/apputils';
-import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -7,7 +6,8 @@ import type { ILostKernel, KernelStateAPI } from './api';
 import { showLostDialog } from './dialogs/lost';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
-import { attachPages, panelsOfPath } from './pages';
+import type { KernelPages } from './pages';
+import { attachPages } from './pages';
 import type { RequestError } from './request';
 
 /** Asks whether to restore kernels that ended with their server or node. */
@@ -27,7 +27,7 @@ export class LostKernels {
    * off, and where the server does not answer.
    */
   async check(): Promise<void> {
-    const { api, enabled, everywhere, tracker } = this._options;
+    const { api, enabled, everywhere, pages } = this._options;
     if (!enabled()) {
       return;
     }
@@ -40,7 +40,7 @@ export class LostKernels {
     const news = kernels.filter(
       kernel =>
         !this._asked.has(kernel.kernel_id) &&
-        (everywhere || panelsOfPath(tracker, kernel.path).length > 0)
+        (everywhere || pages.ofPath(kernel.path).length > 0)
     );
     if (news.length > 0) {
       await this._ask(news);
@@ -83,7 +83,7 @@ export class LostKernels {
   }
 
   private async _restore(kernel: ILostKernel): Promise<void> {
-    const { api, model, notices, openPath, serviceManager, tracker, trans } =
+    const { api, model, notices, openPath, pages, serviceManager, trans } =
       this._options;
     let operation;
     try {
@@ -103,7 +103,7 @@ export class LostKernels {
     }
     const path = kernel.path;
     const attached = await attachPages(
-      tracker,
+      pages,
       serviceManager.sessions,
       path,
       final.result.kernel_id
@@ -133,14 +133,14 @@ export namespace LostKernels {
     api: KernelStateAPI;
     /** Whether the user wants to be asked. */
     enabled: () => boolean;
-    /** Whether this page asks about every kernel, not only its notebook's. */
+    /** Whether this page asks about every kernel, not only its own. */
     everywhere: boolean;
     model: KernelStates;
     notices: Notices;
-    /** Open a notebook whose kernel was restored, where the page can. */
+    /** Open what a restored kernel belongs to, where the page can. */
     openPath: (path: string) => Promise<void>;
+    pages: KernelPages;
     serviceManager: ServiceManager.IManager;
-    tracker: INotebookTracker;
     trans: TranslationBundle;
   }
 }

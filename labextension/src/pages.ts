@@ -1,34 +1,67 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
+import type { Cell } from '@jupyterlab/cells';
+import type { ConsolePanel, IConsoleTracker } from '@jupyterlab/console';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
 
-/** The open notebooks that a kernel runs. */
-export function panelsOfKernel(
-  tracker: INotebookTracker,
-  kernelId: string
-): NotebookPanel[] {
-  return tracker.filter(
-    panel => panel.sessionContext.session?.kernel?.id === kernelId
-  );
+/** A notebook or console that is open. */
+export interface IKernelPage {
+  readonly sessionContext: ISessionContext;
+  readonly cells: Iterable<Cell>;
 }
 
-/** The open pages of a notebook. */
-export function panelsOfPath(
-  tracker: INotebookTracker,
-  path: string | null
-): NotebookPanel[] {
-  return path
-    ? tracker.filter(panel => panel.sessionContext.path === path)
-    : [];
+/** The open notebooks and consoles, by what they show. */
+export class KernelPages {
+  /** @param consoles - `null` where the application has no consoles */
+  constructor(
+    private readonly _notebooks: INotebookTracker,
+    private readonly _consoles: IConsoleTracker | null
+  ) {}
+
+  /** The pages that a kernel runs. */
+  ofKernel(kernelId: string): IKernelPage[] {
+    return this._filter(context => context.session?.kernel?.id === kernelId);
+  }
+
+  /** The pages of a notebook or console. */
+  ofPath(path: string | null): IKernelPage[] {
+    return path ? this._filter(context => context.path === path) : [];
+  }
+
+  /** Call a function with the session of each page, now and later ones. */
+  forEachContext(callback: (context: ISessionContext) => void): void {
+    for (const tracker of [this._notebooks, this._consoles]) {
+      tracker?.forEach(({ sessionContext }) => callback(sessionContext));
+      tracker?.widgetAdded.connect((_, { sessionContext }) =>
+        callback(sessionContext)
+      );
+    }
+  }
+
+  private _filter(test: (context: ISessionContext) => boolean): IKernelPage[] {
+    const chosen = (panel: NotebookPanel | ConsolePanel) =>
+      test(panel.sessionContext);
+    return [
+      ...this._notebooks.filter(chosen).map(panel => ({
+        sessionContext: panel.sessionContext,
+        cells: panel.content.widgets
+      })),
+      ...(this._consoles?.filter(chosen) ?? []).map(panel => ({
+        sessionContext: panel.sessionContext,
+        cells: panel.console.cells
+      }))
+    ];
+  }
 }
 
 /**
- * Attach the open pages of a notebook to a kernel that was restored for it.
+ * Attach the open pages of a notebook or console to a kernel that was restored
+ * for it.
  *
  * @returns whether there is such a page
  */
 export async function attachPages(
-  tracker: INotebookTracker,
+  pages: KernelPages,
   sessions: Session.IManager,
   path: string | null,
   kernelId: string
@@ -36,11 +69,11 @@ export async function attachPages(
   // Pages whose session the server moved to the kernel follow by themselves,
   // and connections to sessions of an earlier server are closed.
   await sessions.refreshRunning();
-  const panels = panelsOfPath(tracker, path);
-  for (const panel of panels) {
-    await attach(panel.sessionContext, sessions, kernelId);
+  const found = pages.ofPath(path);
+  for (const page of found) {
+    await attach(page.sessionContext, sessions, kernelId);
   }
-  return panels.length > 0;
+  return found.length > 0;
 }
 
 /** What SessionContext has, but does not declare. */
@@ -62,8 +95,10 @@ async function attach(
     return;
   }
   // The page lost its session with the server, or its connection gave the
-  // kernel up for dead. The server has a session for the notebook: taking that
-  // one avoids a second session beside it, which changeKernel would create.
+  // kernel up for dead. The server has a session for the page: taking that one
+  // avoids a second session beside it. There is no public way: changeKernel()
+  // makes a session under a new name and renames it, and initialize(), which
+  // takes the server's, does so only once.
   const adopter = context as unknown as ISessionAdopter;
   for (const model of sessions.running()) {
     if (
@@ -79,12 +114,12 @@ async function attach(
 }
 
 /**
- * Ask a restored kernel how it is: what the page last heard was said by the
+ * Ask a restored kernel how it is: what the pages last heard was said by the
  * kernel that died.
  */
-export function refreshStatus(panels: NotebookPanel[]): void {
-  for (const panel of panels) {
-    panel.sessionContext.session?.kernel?.requestKernelInfo().catch(() => {
+export function refreshStatus(pages: IKernelPage[]): void {
+  for (const page of pages) {
+    page.sessionContext.session?.kernel?.requestKernelInfo().catch(() => {
       // The connection closed: its next one asks by itself.
     });
   }

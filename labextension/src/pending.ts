@@ -1,10 +1,10 @@
 import { CodeCell } from '@jupyterlab/cells';
-import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import { KernelMessage } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
 import type { OperationFollower } from './follower';
+import type { IKernelPage } from './pages';
 
 /** How many states' pending requests are remembered, oldest forgotten first. */
 const REMEMBERED = 50;
@@ -16,10 +16,10 @@ interface IPendingCell {
   abandon: () => void;
 }
 
-/** The cells of a notebook that run or wait for their turn. */
-export function pendingCells(panel: NotebookPanel): IPendingCell[] {
+/** The cells of a notebook or console that run or wait for their turn. */
+export function pendingCells(page: IKernelPage): IPendingCell[] {
   const pending: IPendingCell[] = [];
-  for (const cell of panel.content.widgets) {
+  for (const cell of page.cells) {
     if (!(cell instanceof CodeCell)) {
       continue;
     }
@@ -31,7 +31,7 @@ export function pendingCells(panel: NotebookPanel): IPendingCell[] {
       messageId: future.msg.header.msg_id,
       abandon: () => {
         future.dispose();
-        sayIdle(panel.sessionContext.session?.kernel, future.msg.header);
+        sayIdle(page.sessionContext.session?.kernel, future.msg.header);
       }
     });
   }
@@ -76,9 +76,9 @@ function isRunning(cell: CodeCell): boolean {
  * running one, the page knows what it had sent when the save began.
  */
 export class PendingRequests {
-  /** @param panels - the open notebooks of a kernel */
+  /** @param pages - the open pages of a kernel */
   constructor(
-    private readonly _panels: (kernelId: string) => readonly NotebookPanel[]
+    private readonly _pages: (kernelId: string) => readonly IKernelPage[]
   ) {}
 
   /** Remember what is pending as a save begins. */
@@ -88,8 +88,8 @@ export class PendingRequests {
       return;
     }
     const known = new Set<string>();
-    for (const panel of this._panels(kernel_id)) {
-      pendingCells(panel).forEach(cell => known.add(cell.messageId));
+    for (const page of this._pages(kernel_id)) {
+      pendingCells(page).forEach(cell => known.add(cell.messageId));
     }
     if (known.size === 0) {
       return;
@@ -112,8 +112,8 @@ export class PendingRequests {
     inFlight: string | null
   ): void {
     const known = this._known.get(stateId ?? '');
-    for (const panel of this._panels(kernelId)) {
-      for (const cell of pendingCells(panel)) {
+    for (const page of this._pages(kernelId)) {
+      for (const cell of pendingCells(page)) {
         if (cell.messageId !== inFlight && !known?.has(cell.messageId)) {
           cell.abandon();
         }

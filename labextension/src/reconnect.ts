@@ -1,8 +1,9 @@
-import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { ServiceManager } from '@jupyterlab/services';
 import { Poll } from '@lumino/polling';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
+
+import type { KernelPages } from './pages';
 
 /** First and longest wait, in milliseconds, before the server is asked again. */
 const FREQUENCY = { interval: 2000, backoff: true, max: 30_000 };
@@ -20,7 +21,7 @@ export class ReconnectWatcher {
    */
   constructor(
     serviceManager: ServiceManager.IManager,
-    tracker: INotebookTracker,
+    pages: KernelPages,
     ping: () => Promise<unknown>
   ) {
     this._poll = new Poll({
@@ -38,17 +39,15 @@ export class ReconnectWatcher {
       }
     });
     serviceManager.connectionFailure.connect(() => this._onLost());
-    const watch = (panel: INotebookTracker['currentWidget']) => {
+    pages.forEachContext(context => {
       let connected = false;
-      panel?.sessionContext.connectionStatusChanged.connect((_, status) => {
+      context.connectionStatusChanged.connect((_, status) => {
         if (connected && status !== 'connected') {
           this._onLost();
         }
         connected = status === 'connected';
       });
-    };
-    tracker.forEach(watch);
-    tracker.widgetAdded.connect((_, panel) => watch(panel));
+    });
   }
 
   /** Emitted when the server answers again. */

@@ -1,4 +1,3 @@
-import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { ServerConnection } from '@jupyterlab/services';
 import { KernelAPI } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -7,7 +6,8 @@ import type { IKernelEvent } from './events';
 import { formatAge } from './format';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
-import { panelsOfKernel, refreshStatus } from './pages';
+import type { KernelPages } from './pages';
+import { refreshStatus } from './pages';
 import { PendingRequests } from './pending';
 
 /**
@@ -16,8 +16,8 @@ import { PendingRequests } from './pending';
  */
 export class RestoredKernels {
   constructor(private readonly _options: RestoredKernels.IOptions) {
-    const { model, tracker } = _options;
-    this._pending = new PendingRequests(id => panelsOfKernel(tracker, id));
+    const { model, pages } = _options;
+    this._pending = new PendingRequests(id => pages.ofKernel(id));
     model.operationStarted.connect((_, follower) =>
       this._pending.onOperationStarted(follower)
     );
@@ -31,10 +31,9 @@ export class RestoredKernels {
   }
 
   private async _onRestored(event: IKernelEvent): Promise<void> {
-    const { tracker } = this._options;
     const { kernel_id, state_id, in_flight_msg_id, cause } = event;
     this._pending.abandonUnknown(kernel_id, state_id, in_flight_msg_id);
-    refreshStatus(panelsOfKernel(tracker, kernel_id));
+    refreshStatus(this._options.pages.ofKernel(kernel_id));
     if (cause === 'death' && this._concerns(kernel_id)) {
       await this._tell(event);
     }
@@ -60,8 +59,8 @@ export class RestoredKernels {
 
   /** Whether this page is one that should tell of a kernel. */
   private _concerns(kernelId: string): boolean {
-    const { everywhere, tracker } = this._options;
-    return everywhere || panelsOfKernel(tracker, kernelId).length > 0;
+    const { everywhere, pages } = this._options;
+    return everywhere || pages.ofKernel(kernelId).length > 0;
   }
 
   private async _tell(event: IKernelEvent): Promise<void> {
@@ -90,10 +89,10 @@ export class RestoredKernels {
   }
 
   private async _startFresh(kernelId: string): Promise<void> {
-    const { notices, serverSettings, tracker, trans } = this._options;
-    const [panel] = panelsOfKernel(tracker, kernelId);
-    if (panel) {
-      await panel.sessionContext.restartKernel();
+    const { notices, pages, serverSettings, trans } = this._options;
+    const [page] = pages.ofKernel(kernelId);
+    if (page) {
+      await page.sessionContext.restartKernel();
       return;
     }
     try {
@@ -117,8 +116,8 @@ export namespace RestoredKernels {
     everywhere: boolean;
     model: KernelStates;
     notices: Notices;
+    pages: KernelPages;
     serverSettings: ServerConnection.ISettings;
-    tracker: INotebookTracker;
     trans: TranslationBundle;
   }
 }

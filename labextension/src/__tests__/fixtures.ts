@@ -25,6 +25,7 @@ export function aState(change: Partial<IState> = {}): IState {
     execution_count: 3,
     execution_state: 'idle',
     restorable: null,
+    modes: null,
     differences: [],
     warnings: [],
     ...change

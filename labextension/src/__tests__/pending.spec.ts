@@ -1,8 +1,8 @@
 import { CodeCell } from '@jupyterlab/cells';
-import type { NotebookPanel } from '@jupyterlab/notebook';
 
 import type { KernelStateAPI } from '../api';
 import { OperationFollower } from '../follower';
+import type { IKernelPage } from '../pages';
 import { PendingRequests } from '../pending';
 import { anOperation, settle } from './fixtures';
 
@@ -20,11 +20,11 @@ function cell(msg_id: string, running: boolean) {
   return { widget, future };
 }
 
-function panelOf(cells: ReturnType<typeof cell>[]): NotebookPanel {
+function pageOf(cells: ReturnType<typeof cell>[]): IKernelPage {
   return {
-    content: { widgets: cells.map(({ widget }) => widget) },
+    cells: cells.map(({ widget }) => widget),
     sessionContext: { session: null }
-  } as unknown as NotebookPanel;
+  } as unknown as IKernelPage;
 }
 
 describe('PendingRequests', () => {
@@ -33,7 +33,7 @@ describe('PendingRequests', () => {
   const queued = cell('m2', true);
   const later = cell('m3', true);
   const cells = [finished, running, queued];
-  const pending = new PendingRequests(() => [panelOf(cells)]);
+  const pending = new PendingRequests(() => [pageOf(cells)]);
 
   it('keeps what the state knows and abandons what came later', async () => {
     const api = {} as KernelStateAPI;

@@ -11,6 +11,12 @@ export abstract class CheckedBody extends ReactWidget {
     // The dialog looks for errors when something is entered into it.
     void this.renderPromise?.then(() => {
       this.node.dispatchEvent(new Event('input', { bubbles: true }));
+      this.onChecked();
     });
+  }
+
+  /** Called after the dialog has enabled or disabled its accepting buttons. */
+  protected onChecked(): void {
+    // Nothing more to decide.
   }
 }

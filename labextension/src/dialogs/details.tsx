@@ -1,8 +1,9 @@
-import { Dialog, showDialog } from '@jupyterlab/apputils';
+import { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { IErrorBody } from '../request';
+import { namedDialog } from './named';
 
 /** Show all that is known of an error: cause, remedy, and CRIU's own words. */
 export async function showDetails(
@@ -10,8 +11,7 @@ export async function showDetails(
   error: IErrorBody,
   trans: TranslationBundle
 ): Promise<void> {
-  await showDialog({
-    title,
+  await namedDialog(title, {
     body: (
       <div className="jp-gpu-ckpt-details">
         <p>{error.message}</p>
@@ -25,5 +25,5 @@ export async function showDetails(
       </div>
     ),
     buttons: [Dialog.okButton({ label: trans.__('Close') })]
-  });
+  }).launch();
 }

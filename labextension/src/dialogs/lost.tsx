@@ -6,6 +6,7 @@ import * as React from 'react';
 import type { ILostKernel } from '../api';
 import { formatAge, formatSize } from '../format';
 import { CheckedBody } from './checked';
+import { namedDialog } from './named';
 
 export interface ILostChoice {
   action: 'restore' | 'dismiss';
@@ -105,8 +106,7 @@ export async function showLostDialog(
   trans: TranslationBundle
 ): Promise<ILostChoice | null> {
   const body = new LostBody(kernels, trans);
-  const result = await new Dialog({
-    title: trans.__('Restore Lost Kernels'),
+  const result = await namedDialog(trans.__('Restore Lost Kernels'), {
     body,
     buttons: [
       Dialog.cancelButton({

@@ -5,12 +5,13 @@ import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
-import type { IState, KernelStateAPI } from '../api';
+import type { IState, KernelStateAPI, RestoreMode } from '../api';
 import { explain } from '../face';
 import { formatAge, formatSize } from '../format';
 import type { IErrorBody } from '../request';
 import type { RequestError } from '../request';
 import { CheckedBody } from './checked';
+import { namedDialog } from './named';
 
 /** What the user chose to do with a state. */
 export type RestoreAction = 'rollback' | 'new' | 'delete';
@@ -19,6 +20,12 @@ export interface IRestoreChoice {
   action: RestoreAction;
   state: IState;
 }
+
+/** The classes of the buttons that restore. */
+const BUTTONS: Record<RestoreMode, string> = {
+  rollback: 'jp-gpu-ckpt-rollback',
+  new: 'jp-gpu-ckpt-open-new'
+};
 
 /** Why a state was saved, in a user's words. */
 export function reasonText(state: IState, trans: TranslationBundle): string {
@@ -138,10 +145,12 @@ function StateFacts(props: IFactsProps): JSX.Element {
       {!error && state.restorable === null && (
         <p>{trans.__('Looking whether it can be restored here…')}</p>
       )}
-      {state.restorable === false && (
+      {blocking.length > 0 && (
         // The class makes the dialog disable its accepting buttons.
-        <div className="jp-gpu-ckpt-differences jp-mod-error">
-          <p>{trans.__('This state cannot be restored here:')}</p>
+        <div
+          className={`jp-gpu-ckpt-differences ${state.restorable ? '' : 'jp-mod-error'}`}
+        >
+          <p>{obstacleText(state, trans)}</p>
           <ul>
             {blocking.map((item, key) => (
               <li key={key}>{item.message}</li>
@@ -160,6 +169,18 @@ function StateFacts(props: IFactsProps): JSX.Element {
       )}
     </div>
   );
+}
+
+/** What it is that the blocking differences stand in the way of. */
+export function obstacleText(state: IState, trans: TranslationBundle): string {
+  switch (state.modes?.[0]) {
+    case 'new':
+      return trans.__('This state can only be opened as a new kernel:');
+    case 'rollback':
+      return trans.__('This state cannot be opened as a new kernel here:');
+    default:
+      return trans.__('This state cannot be restored here:');
+  }
 }
 
 function ErrorText(props: { error: IErrorBody }): JSX.Element {
@@ -253,9 +274,25 @@ class RestoreBody extends CheckedBody {
       .finally(() => this._changed());
   }
 
+  protected override onChecked(): void {
+    const dialog = this.node.closest('.jp-Dialog');
+    for (const [mode, className] of Object.entries(BUTTONS)) {
+      const button = dialog?.querySelector<HTMLButtonElement>(`.${className}`);
+      if (button && !this._offers(mode as RestoreMode)) {
+        button.disabled = true;
+      }
+    }
+  }
+
+  /** Whether nothing is known to stand in the way of restoring the state so. */
+  private _offers(mode: RestoreMode): boolean {
+    const modes = this.current?.modes;
+    return !modes || modes.includes(mode);
+  }
+
   private _accept(): void {
     // The dialog would also accept what its buttons do not offer.
-    if (!this.node.querySelector('.jp-mod-error')) {
+    if (!this.node.querySelector('.jp-mod-error') && this._offers('rollback')) {
       this._accepted.emit();
     }
   }
@@ -302,8 +339,7 @@ export namespace RestoreDialog {
     const some = Array.isArray(states) && states.length > 0;
 
     const body = new RestoreBody(options, states, selected);
-    const dialog = new Dialog({
-      title: trans.__('Restore Kernel State'),
+    const dialog = namedDialog(trans.__('Restore Kernel State'), {
       body,
       buttons: some
         ? [
@@ -321,7 +357,7 @@ export namespace RestoreDialog {
               caption: trans.__(
                 'Restore the selected state as a second kernel, in a new notebook'
               ),
-              className: 'jp-gpu-ckpt-open-new',
+              className: BUTTONS.new,
               accept: true,
               actions: ['new']
             }),
@@ -330,7 +366,7 @@ export namespace RestoreDialog {
               caption: trans.__(
                 'Put the selected state in the place of the kernel'
               ),
-              className: 'jp-gpu-ckpt-rollback',
+              className: BUTTONS.rollback,
               actions: ['rollback']
             })
           ]
