@@ -34,6 +34,7 @@ from .spool import Spool
 from .store import StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 
+from .space import existing
 
 class Keeper(GpuCkpt):
     """Saves kernels into the store and brings them back.
@@ -316,9 +317,7 @@ class Keeper(GpuCkpt):
         Returns a warning for each state that lists leave out because it is damaged.
         """
         self.store.usage()
-        folder = self.store_folder()
-        while not folder.exists():
-            folder = folder.parent
+        folder = existing(self.store_folder())
         if not os.access(folder, os.W_OK | os.X_OK):
             raise CkptError(
                 "store_unavailable",

@@ -7,14 +7,17 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import psutil
 
 from .capture import files, images, transactions
+from .capture.contents import Survey
+from .capture.estimate import state_size
 from .capture.native import KernelCapture
 from .capture.node import node_info
+from .capture.pagemap import PageFile, page_files
 from .capture.preflight import check_save
 from .capture.protocol import DumpResult, Probe
 from .connection import saved_connection, spec_of
@@ -22,6 +25,7 @@ from .errors import CkptError
 from .history import is_history
 from .models import OperationResult
 from .operations import Run, in_thread
+from .space import check_space
 from .store import StateMeta
 from .tracking import TrackedKernel
 
@@ -34,6 +38,15 @@ if TYPE_CHECKING:
 _TRANSACTION: Final = 2.0
 _DUMPS: Final = 4
 _DUMPING: Final = 10.0
+
+
+class _Found(NamedTuple):
+    """What the images say."""
+
+    mapped: list[images.MappedFile]
+    pids: list[int]
+    pages: dict[str, PageFile]
+    survey: Survey
 
 
 class Save:
@@ -70,7 +83,8 @@ class Save:
         process = await in_thread(_look_at, pid)
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
-            await in_thread(check_save, pid, probe, spool)
+            await in_thread(check_save, pid, probe)
+            tight = await in_thread(self._check_space, pid, spool)
             # First, because a store that cannot be written should not cost the kernel a freeze.
             writer = await in_thread(self._keeper.store.begin, self._kernel.kernel_id)
             try:
@@ -79,8 +93,13 @@ class Save:
                 frozen_at = _frozen_at(image_dir, dump)
                 run.phase("storing", 0.5)
                 await in_thread(
+                # Before the store takes the images, which may remove them.
+                found = await in_thread(self._read, image_dir, node_local)
                     lambda: writer.add_tree(
-                        image_dir, progress=run.span(0.5, 0.97), cancel=run.cancel_flag
+                        image_dir,
+                        consume=tight,
+                        progress=run.span(0.5, 0.97),
+                        cancel=run.cancel_flag,
                     )
                 )
                 meta = await self._describe(image_dir, probe, dump, node_local, process, frozen_at)
@@ -111,6 +130,11 @@ class Save:
 
     def _pid(self) -> int:
         if self._supervisor is None or self._supervisor.poll() is not None:
+    def _check_space(self, pid: int, spool: Path) -> bool:
+        keeper = self._keeper
+        needed = state_size(pid, keeper.node_local_dirs)
+        return check_space(needed, spool, keeper.store_folder())
+
             raise CkptError("not_savable", "The kernel has ended.")
         pid = self._supervisor.pid
         if pid is None:
@@ -178,22 +202,25 @@ class Save:
 
     async def _describe(
         self,
-        image_dir: Path,
+        found: _Found,
         probe: Probe,
         dump: DumpResult,
         node_local: list[files.NodeLocalEntry],
         process: dict[str, Any],
+    def _read(self, image_dir: Path, node_local: list[files.NodeLocalEntry]) -> _Found:
+        pages = page_files(image_dir)
+        return _Found(
+            images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
+            images.all_pids(image_dir),
+            pages,
+            Survey(image_dir, pages, node_local),
+        )
+
         frozen_at: float,
     ) -> StateMeta:
         """What must be known about the state beside its images."""
         kernel, km = self._kernel, self._kernel.km
-        mapped, pids, node = await in_thread(
-            lambda: (
-                images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
-                images.all_pids(image_dir),
-                node_info(probe),
-            )
-        )
+        node = await in_thread(node_info, probe)
         if kernel.watch is None:
             raise CkptError("cancelled", "The kernel was shut down meanwhile.")
         # By now what the kernel published before it was frozen has arrived.
@@ -213,9 +240,9 @@ class Save:
             execution_state=activity.execution_state,
             in_flight_msg_id=activity.in_flight_msg_id,
             frozen_seconds=dump.frozen_seconds,
-            mapped_files=msgspec.to_builtins(mapped),
+            mapped_files=msgspec.to_builtins(found.mapped),
             node_local=msgspec.to_builtins(node_local),
-            pids=pids,
+            pids=found.pids,
             cwd=process["cwd"],
             argv=process["argv"],
             warnings=_warnings(dump),

@@ -89,6 +89,14 @@ def collect(
         _unlink(remaps)
 
 
+def size(pids: Sequence[int], dirs: Sequence[str]) -> int:
+    """Bytes that :func:`collect` would copy for these processes if they stood still now."""
+    collection = _Collection([os.path.realpath(directory) for directory in dirs])
+    for pid in pids:
+        collection.add_process(pid)
+    return sum(found for found, _ in collection.sizes())
+
+
 def discard_links(images_dir: Path) -> None:
     """Remove from the node what ``--link-remap`` left for an image directory that is given up.
 
@@ -108,7 +116,9 @@ def _unlink(paths: Sequence[str]) -> None:
 class _Collection:
     """Finds what to copy, then copies it."""
 
-    def __init__(self, bases: Sequence[str], is_shared: Callable[[str], bool]) -> None:
+    def __init__(
+        self, bases: Sequence[str], is_shared: Callable[[str], bool] = lambda path: False
+    ) -> None:
         self.bases = bases
         self.is_shared = is_shared
         self.dirs: dict[str, NodeLocalEntry] = {}
@@ -195,15 +205,20 @@ class _Collection:
             self.dirs[path] = _entry(path, base, "dir", status)
             path = os.path.dirname(path)
 
-    def check(self, limit: int) -> None:
-        """Raise when the copies would exceed the limit; before anything is copied."""
-        sizes: dict[tuple[int, int], tuple[int, str]] = {}
+    def sizes(self) -> list[tuple[int, str]]:
+        """Bytes on disk and a path of each file; one with several names counts once."""
+        found: dict[tuple[int, int], tuple[int, str]] = {}
         for path, status in self.files.items():
             size = min(status.st_size, status.st_blocks * 512)
-            sizes.setdefault((status.st_dev, status.st_ino), (size, path))
-        total = sum(size for size, _ in sizes.values())
+            found.setdefault((status.st_dev, status.st_ino), (size, path))
+        return list(found.values())
+
+    def check(self, limit: int) -> None:
+        """Raise when the copies would exceed the limit; before anything is copied."""
+        sizes = self.sizes()
+        total = sum(size for size, _ in sizes)
         if total > limit:
-            largest, path = max(sizes.values())
+            largest, path = max(sizes)
             raise CkptError(
                 "not_savable",
                 f"The kernel has {_mib(total)} of files open in temporary folders; at most "

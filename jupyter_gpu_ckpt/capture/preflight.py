@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Final
 
 from ..errors import CkptError
@@ -27,10 +25,9 @@ _UNSAVABLE: Final = {
     "anon_inode:kvm-vm": "a virtual machine (KVM)",
     "anon_inode:bpf-prog": "a BPF program",
 }
-_MARGIN: Final = 1.1  # page tables of the image, small images, rounding
 
 
-def check_save(pid: int, probe: Probe, spool: Path) -> None:
+def check_save(pid: int, probe: Probe) -> None:
     """Raise what would make a save fail; called by the keeper before the kernel is frozen.
 
     Parameters
@@ -39,35 +36,21 @@ def check_save(pid: int, probe: Probe, spool: Path) -> None:
         The kernel's process id.
     probe
         From :meth:`.native.KernelCapture.probe`.
-    spool
-        The folder in which the image directory will be made.
 
     Raises
     ------
     CkptError
         ``cannot_capture`` when this node cannot capture at all, ``not_savable`` when the
-        kernel holds something that cannot be saved, ``no_space``.
+        kernel holds something that cannot be saved.
     """
     check_node(probe)
     tree = procfs.tree(pid)
     if not tree:
         raise CkptError("not_savable", "The kernel has ended.", hint="Start it again.")
-    needed = 0
     for member in tree:
         status = procfs.status(member)
         _check_process(member, status)
         _check_namespaces(member, pid, status)
-        needed += _dump_size(status)
-    needed = int(needed * _MARGIN)
-    free = shutil.disk_usage(spool).free
-    if free < needed:
-        raise CkptError(
-            "no_space",
-            f"Saving this kernel needs about {_mib(needed)} of disk space, and {_mib(free)} "
-            "are free.",
-            hint="Free disk space, delete old states, or delete large variables.",
-            details=str(spool),
-        )
 
 
 def check_node(probe: Probe) -> None:
@@ -193,11 +176,6 @@ def _check_namespaces(pid: int, root: int, status: dict[str, str]) -> None:
         )
 
 
-def _dump_size(status: dict[str, str]) -> int:
-    """Bytes that CRIU will write for a process: anonymous, swapped and shared memory."""
-    return sum(procfs.kilobytes(status, name) for name in ("RssAnon", "VmSwap", "RssShmem"))
-
-
 def _taken_pids(pids: Sequence[int], ending: Collection[int]) -> list[Difference]:
     taken = [pid for pid in pids if pid not in ending and os.path.exists(f"/proc/{pid}")]
     if not taken:
@@ -228,7 +206,3 @@ def _taken_ports(listeners: Sequence[tuple[str, int]]) -> list[Difference]:
                 place, why = f"{ip}:{port}", error.strerror
                 found.append(Difference("port", message, True, place, why, "rollback"))
     return found
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"

@@ -94,11 +94,12 @@ def unix_socket_paths(pid: int) -> dict[int, str]:
 
 def status(pid: int) -> dict[str, str]:
     """The fields of ``/proc/PID/status``; empty when the process is gone."""
-    fields = {}
-    for line in _text(f"/proc/{pid}/status").splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = value.strip()
-    return fields
+    return _fields(f"/proc/{pid}/status")
+
+
+def rollup(pid: int) -> dict[str, str]:
+    """The sums of ``/proc/PID/smaps_rollup``, which cost a walk over the process's memory."""
+    return _fields(f"/proc/{pid}/smaps_rollup")
 
 
 def kilobytes(fields: dict[str, str], name: str) -> int:
@@ -119,6 +120,14 @@ def _bytes(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:
         return b""
+
+def _fields(path: str) -> dict[str, str]:
+    fields = {}
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    return fields
+
 
 
 def _text(path: str) -> str:
