@@ -30,11 +30,11 @@ from .roster import Roster, unknown_kernel
 from .saving import Save
 from .sessions import Sessions
 from .settings import GpuCkpt
+from .space import existing
 from .spool import Spool
 from .store import StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 
-from .space import existing
 
 class Keeper(GpuCkpt):
     """Saves kernels into the store and brings them back.

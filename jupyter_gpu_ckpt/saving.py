@@ -91,10 +91,10 @@ class Save:
                 run.phase("dumping", 0.02)
                 dump, node_local = await self._dump_whole(run, native, pid, image_dir)
                 frozen_at = _frozen_at(image_dir, dump)
-                run.phase("storing", 0.5)
-                await in_thread(
                 # Before the store takes the images, which may remove them.
                 found = await in_thread(self._read, image_dir, node_local)
+                run.phase("storing", 0.5)
+                await in_thread(
                     lambda: writer.add_tree(
                         image_dir,
                         consume=tight,
@@ -102,7 +102,7 @@ class Save:
                         cancel=run.cancel_flag,
                     )
                 )
-                meta = await self._describe(image_dir, probe, dump, node_local, process, frozen_at)
+                meta = await self._describe(found, probe, dump, node_local, process, frozen_at)
                 run.point_of_no_return()
                 record = await in_thread(writer.commit, meta)
             except BaseException:
@@ -128,13 +128,13 @@ class Save:
         logs = os.path.realpath(self._keeper.launching.log_folder())
         return is_history(path) or os.path.dirname(path) == logs
 
-    def _pid(self) -> int:
-        if self._supervisor is None or self._supervisor.poll() is not None:
     def _check_space(self, pid: int, spool: Path) -> bool:
         keeper = self._keeper
         needed = state_size(pid, keeper.node_local_dirs)
         return check_space(needed, spool, keeper.store_folder())
 
+    def _pid(self) -> int:
+        if self._supervisor is None or self._supervisor.poll() is not None:
             raise CkptError("not_savable", "The kernel has ended.")
         pid = self._supervisor.pid
         if pid is None:
@@ -200,13 +200,6 @@ class Save:
         )
         return dump, found
 
-    async def _describe(
-        self,
-        found: _Found,
-        probe: Probe,
-        dump: DumpResult,
-        node_local: list[files.NodeLocalEntry],
-        process: dict[str, Any],
     def _read(self, image_dir: Path, node_local: list[files.NodeLocalEntry]) -> _Found:
         pages = page_files(image_dir)
         return _Found(
@@ -216,6 +209,13 @@ class Save:
             Survey(image_dir, pages, node_local),
         )
 
+    async def _describe(
+        self,
+        found: _Found,
+        probe: Probe,
+        dump: DumpResult,
+        node_local: list[files.NodeLocalEntry],
+        process: dict[str, Any],
         frozen_at: float,
     ) -> StateMeta:
         """What must be known about the state beside its images."""

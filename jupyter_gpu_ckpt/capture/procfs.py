@@ -103,9 +103,17 @@ def rollup(pid: int) -> dict[str, str]:
 
 
 def kilobytes(fields: dict[str, str], name: str) -> int:
-    """A ``status`` field that is given in kB, in bytes; 0 where it is absent."""
+    """A field of :func:`status` that is given in kB, in bytes; 0 where it is absent."""
     value = fields.get(name, "").split()
     return int(value[0]) * 1024 if value and value[0].isdigit() else 0
+
+
+def _fields(path: str) -> dict[str, str]:
+    fields = {}
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = value.strip()
+    return fields
 
 
 def _list(path: str) -> list[str]:
@@ -120,14 +128,6 @@ def _bytes(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError:
         return b""
-
-def _fields(path: str) -> dict[str, str]:
-    fields = {}
-    for line in _text(path).splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = value.strip()
-    return fields
-
 
 
 def _text(path: str) -> str:
