@@ -10,6 +10,7 @@ import pytest
 
 from tests.harness import server as servers
 from tests.harness.node import REPOSITORY
+from tests.harness.s3 import S3Server
 from tests.harness.server import Home, shared_folder
 
 pytest_plugins = ("pytest_jupyter.jupyter_server",)
@@ -29,6 +30,14 @@ def shared() -> Iterator[Path]:
 def home(shared: Path) -> Home:
     """root's own home for one test, with its notebooks and store."""
     return Home(shared / "home")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server on this machine; tests make buckets of their own."""
+    server = S3Server()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,204 @@
+"""The connection to a system that fsspec reaches, with a deadline for every call."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from ..errors import CkptError
+
+#: Packages that bring a backend, and this project's extra that installs it.
+_EXTRAS: Final = {
+    "s3": ("s3fs", "s3"),
+    "s3a": ("s3fs", "s3"),
+    "gs": ("gcsfs", "gcs"),
+    "gcs": ("gcsfs", "gcs"),
+    "abfs": ("adlfs", "azure"),
+    "abfss": ("adlfs", "azure"),
+    "az": ("adlfs", "azure"),
+    "adl": ("adlfs", "azure"),
+}
+#: Calls that never wait for a network.
+_LOCAL: Final = frozenset({"memory", "file", "local"})
+
+
+class Backend:
+    """Calls of an fsspec filesystem from any thread, also after a fork.
+
+    Parameters
+    ----------
+    url
+        Where objects are; what follows the bucket is their common prefix.
+    options
+        Storage options of fsspec.
+    timeout
+        Seconds without an answer after which a connection is given up.
+
+    Attributes
+    ----------
+    root
+        What full paths begin with, without a slash at the end.
+    whole
+        An object has its new content at once or not at all.
+
+    Raises
+    ------
+    CkptError
+        ``store_unavailable``: the package for this kind of URL is missing, or refuses the options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any], timeout: float) -> None:
+        self.url = url
+        self.protocol = url.partition("://")[0].lower()
+        self.whole = self.protocol in _EXTRAS or self.protocol == "memory"
+        self.timeout = timeout
+        self.closed = threading.Event()
+        self.root = ""
+        self._options = dict(options)
+        self._lock = threading.Lock()
+        self._fs: Any = None
+        self._pid = 0
+        self._inherited: list[Any] = []
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+        self.filesystem()
+
+    def close(self) -> None:
+        """End what runs and refuse what comes: whoever waits gets ``cancelled`` at once."""
+        self.closed.set()
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+    def call(self, name: str, *args: Any, limit: float, **kwargs: Any) -> Any:
+        """Call a method of the filesystem, which may take `limit` seconds.
+
+        Raises
+        ------
+        CkptError
+            ``cancelled``: it was closed.
+        TimeoutError, concurrent.futures.TimeoutError
+            No answer in time; the call has been ended.
+        Exception
+            What the backend raises.
+        """
+        if self.closed.is_set():
+            raise cancelled()
+        fs = self.filesystem()
+        call: concurrent.futures.Future[Any]
+        if fs.async_impl:
+            work = asyncio.wait_for(getattr(fs, f"_{name}")(*args, **kwargs), limit)
+            call = asyncio.run_coroutine_threadsafe(work, fs.loop)
+        elif self.protocol in _LOCAL:
+            return getattr(fs, name)(*args, **kwargs)
+        else:
+            call = _in_thread(lambda: getattr(fs, name)(*args, **kwargs))
+        with self._lock:
+            self._calls.add(call)
+        try:
+            return call.result(limit + 5.0)
+        except concurrent.futures.CancelledError as error:
+            raise cancelled() from error
+        finally:
+            call.cancel()
+            with self._lock:
+                self._calls.discard(call)
+
+    def filesystem(self) -> Any:
+        """The fsspec filesystem: one a process, because its thread does not survive a fork."""
+        with self._lock:
+            if self._fs is None or self._pid != os.getpid():
+                if self._fs is not None:
+                    # Its end would close connections that the parent still uses.
+                    self._inherited.append(self._fs)
+                self._calls = set()
+                self._fs, self.root = self._connect()
+                self._pid = os.getpid()
+            return self._fs
+
+    def _connect(self) -> tuple[Any, str]:
+        package, extra = _EXTRAS.get(self.protocol, ("fsspec", ""))
+        try:
+            importlib.import_module(package)
+            from fsspec.core import url_to_fs
+
+            options = {"skip_instance_cache": True, "use_listings_cache": False}
+            fs, root = url_to_fs(self.url, **options, **self._deadlines(), **self._options)
+        except ImportError as error:
+            wanted = f"jupyter-gpu-ckpt[{extra}]" if extra else error.name or package
+            raise CkptError(
+                "store_unavailable",
+                f"States cannot be kept on {self.protocol}:// here: the package "
+                f"{error.name or package} is missing.",
+                hint=f"Install it: pip install {wanted}",
+            ) from error
+        except Exception as error:
+            raise CkptError(
+                "store_unavailable",
+                f"The state store {self.url} cannot be opened: {error}",
+                hint="Check GpuCkpt.store_url and GpuCkpt.store_options.",
+            ) from error
+        if hasattr(fs, "retries"):
+            fs.retries = 1  # tries are counted by who calls, against a deadline
+        return fs, root.rstrip("/")
+
+    def _deadlines(self) -> dict[str, Any]:
+        if self.protocol not in ("s3", "s3a") or "config_kwargs" in self._options:
+            return {}
+        return {
+            "config_kwargs": {
+                "connect_timeout": min(10.0, self.timeout),
+                "read_timeout": self.timeout,
+                "retries": {"total_max_attempts": 1},
+            }
+        }
+
+
+def cancelled() -> CkptError:
+    """The error of a transfer that was ended from here."""
+    return CkptError("cancelled", "The transfer was cancelled.")
+
+
+def version_of(info: Mapping[str, Any]) -> str:
+    """What changes with an object's content, from a listing's entry."""
+    for key in ("generation", "ETag", "etag", "md5Hash", "created", "mtime"):
+        if info.get(key):
+            return f"{info.get('size')}-{info[key]}".replace('"', "")
+    return f"{info.get('size')}-{modified_of(info)}"
+
+
+def modified_of(info: Mapping[str, Any]) -> float:
+    """When an object was written, Unix seconds by the system's clock; 0 if it does not say."""
+    for key in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        value = info.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, str):
+            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+    return 0.0
+
+
+def _in_thread(work: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    """Run `work` in a thread that nothing waits for at the end of the process."""
+    call: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            if not call.cancelled():
+                call.set_exception(error)
+        else:
+            if not call.cancelled():
+                call.set_result(result)
+
+    threading.Thread(target=run, name="gpu-ckpt-remote", daemon=True).start()
+    return call

@@ -1,0 +1,223 @@
+"""Objects on a real S3 server, over a network that fails in every way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.store.damage import Damaged
+from jupyter_gpu_ckpt.store.objects import Missing, Objects
+from tests.harness.s3 import Proxy, S3Server, options
+from tests.store.remote.conftest import Connect
+
+MIB = 1 << 20
+
+
+def test_what_was_put_comes_back(connect: Connect) -> None:
+    objects, data = connect(), os.urandom(3 * MIB + 1)
+    assert objects.size("packs/a") is None
+    assert objects.put("packs/a", data)
+    assert objects.size("packs/a") == len(data)
+    assert objects.get("packs/a") == data
+    assert objects.get("packs/a", 5, 70_000) == data[5:70_005]
+    objects.put("packs/b", b"")
+    objects.put("other/c", b"new")
+    found = objects.list("packs")
+    assert {name: entry.size for name, entry in found.items()} == {
+        "packs/a": len(data),
+        "packs/b": 0,
+    }
+    assert abs(found["packs/a"].modified - time.time()) < 60
+    before = objects.list("other")["other/c"].version
+    objects.put("other/c", b"old")
+    assert objects.list("other")["other/c"].version != before
+    objects.delete("packs/a")
+    objects.delete("packs/a")
+    assert objects.list("packs").keys() == {"packs/b"}
+    assert objects.list("nothing") == {}
+    with pytest.raises(Missing):
+        objects.get("packs/a")
+
+
+def test_what_exists_is_not_made_anew(connect: Connect) -> None:
+    objects = connect()
+    assert objects.put("store.json", b"first", create=True)
+    assert not objects.put("store.json", b"second", create=True)
+    assert objects.get("store.json") == b"first"
+
+
+def test_large_files_go_in_parts_both_ways(connect: Connect, proxy: Proxy, tmp_path: Path) -> None:
+    objects, data = connect(timeout=20), os.urandom(70 * MIB)
+    (tmp_path / "a").write_bytes(data)
+    assert objects.put_file("big", tmp_path / "a") == len(data)
+    assert proxy.count("PUT", "partNumber") == 9
+    objects.fetch("big", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == data
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+    assert proxy.count("GET", "big") == 9
+
+
+@pytest.mark.parametrize("kind", ["503", "cut request", "lost put", "hang"])
+def test_an_upload_that_fails_is_tried_again(connect: Connect, proxy: Proxy, kind: str) -> None:
+    objects, data = connect(timeout=1.0), os.urandom(MIB)
+    proxy.fault(kind, "PUT", "pack", times=1)  # type: ignore[arg-type]
+    objects.put("pack", data)
+    assert objects.get("pack") == data
+    assert proxy.count("PUT", "pack") == 2
+
+
+@pytest.mark.parametrize("kind", ["503", "cut response", "short response", "hang"])
+def test_a_download_that_fails_is_tried_again(
+    connect: Connect, proxy: Proxy, tmp_path: Path, kind: str
+) -> None:
+    objects, data = connect(timeout=1.0), os.urandom(MIB)
+    objects.put("pack", data)
+    proxy.fault(kind, "GET", "pack", times=1)  # type: ignore[arg-type]
+    objects.fetch("pack", tmp_path / "pack")
+    assert (tmp_path / "pack").read_bytes() == data
+
+
+def test_a_length_that_stays_wrong_is_damage(
+    connect: Connect, proxy: Proxy, tmp_path: Path
+) -> None:
+    objects = connect(attempts=2)
+    objects.put("pack", bytes(MIB))
+    proxy.fault("short response", "GET", "pack", times=99)
+    with pytest.raises(Damaged, match="instead of"):
+        objects.fetch("pack", tmp_path / "pack")
+    assert not list(tmp_path.iterdir())
+    proxy.fault("lost put", "PUT", "pack2", times=99)
+    with pytest.raises(Damaged, match="arrived"):
+        objects.put("pack2", bytes(MIB))
+
+
+def test_nobody_there_is_one_clear_error_in_time(connect: Connect, proxy: Proxy) -> None:
+    objects = connect(timeout=1.0, attempts=3)
+    proxy.down()
+    began = time.monotonic()
+    with pytest.raises(CkptError, match="does not work") as refused:
+        objects.list("packs")
+    assert refused.value.reason == "store_unavailable" and refused.value.hint
+    proxy.up()
+    proxy.fault("hang", times=99)
+    with pytest.raises(CkptError, match="no answer within 1 s"):
+        objects.get("packs/a")
+    assert time.monotonic() - began < 6
+
+
+def test_wrong_credentials_are_not_tried_again(url: str, proxy: Proxy) -> None:
+    objects = Objects(url, {**proxy.options, "secret": "wrong"})
+    with pytest.raises(CkptError, match="does not work") as denied:
+        objects.put("a", b"1")
+    assert denied.value.hint is not None and "credentials" in denied.value.hint
+    assert proxy.count("PUT") == 1
+    assert "wrong" not in f"{denied.value.message} {denied.value.details}"
+
+
+def test_a_bucket_that_is_not_there(proxy: Proxy) -> None:
+    objects = Objects("s3://no-such-bucket/states", proxy.options)
+    with pytest.raises(CkptError) as missing:
+        objects.put("a", b"1")
+    assert missing.value.hint == "Does the bucket exist?"
+
+
+def test_closing_ends_what_waits(connect: Connect, proxy: Proxy) -> None:
+    objects = connect(timeout=60)
+    proxy.fault("hang", "GET", "a", times=9)
+    errors: list[str] = []
+
+    def read() -> None:
+        try:
+            objects.get("a")
+        except CkptError as error:
+            errors.append(error.reason)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while not proxy.count("GET", "a"):
+        time.sleep(0.01)
+    objects.close()
+    thread.join(5)
+    assert errors == ["cancelled"]
+    with pytest.raises(CkptError, match="cancelled"):
+        objects.size("a")
+
+
+def test_from_many_threads_and_after_a_fork(connect: Connect) -> None:
+    objects = connect(timeout=10)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: objects.put(f"many/{n}", b"%d" % n), range(40)))
+    assert len(objects.list("many")) == 40
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons': there are threads
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if objects.get("many/7") == b"7" else 1)
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        assert time.monotonic() < deadline, "the child hangs"
+        time.sleep(0.02)
+    assert ended[1] == 0
+    assert objects.get("many/8") == b"8"
+
+
+def test_credentials_from_the_environment(
+    s3_server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(s3_server.port)
+    environment = {
+        "AWS_ACCESS_KEY_ID": given["key"],
+        "AWS_SECRET_ACCESS_KEY": given["secret"],
+        "FSSPEC_S3_ENDPOINT_URL": given["endpoint_url"],
+    }
+    program = (
+        "import sys; from jupyter_gpu_ckpt.store.objects import Objects\n"
+        "objects = Objects(sys.argv[1]); objects.put('a', b'1'); assert objects.get('a') == b'1'"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, url],
+        env={**os.environ, **environment}, check=True, timeout=30,
+    )  # fmt: skip
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    program = (
+        "import sys; sys.modules['s3fs'] = None\n"
+        "from jupyter_gpu_ckpt.store.objects import Objects\n"
+        "from jupyter_gpu_ckpt.errors import CkptError\n"
+        "try: Objects('s3://a/b')\n"
+        "except CkptError as error: print(error.message, error.hint)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "s3fs is missing" in said.stdout
+    assert "pip install jupyter-gpu-ckpt[s3]" in said.stdout
+
+
+def test_a_url_that_nobody_knows() -> None:
+    with pytest.raises(CkptError, match="cannot be opened"):
+        Objects("nosuch://a/b")
+
+
+def test_folders_and_memory_too(tmp_path: Path) -> None:
+    for address in (f"file://{tmp_path}/store", "memory://store-of-a-test"):
+        objects = Objects(address)
+        objects.put("packs/a", b"12345")
+        assert objects.get("packs/a", 1, 3) == b"234"
+        assert not objects.put("packs/a", b"", create=True)
+        assert objects.list("packs")["packs/a"].size == 5
+        objects.fetch("packs/a", tmp_path / "copy")
+        assert (tmp_path / "copy").read_bytes() == b"12345"
+        (tmp_path / "copy").unlink()
+        objects.delete("packs/a")
+        assert objects.size("packs/a") is None
