@@ -72,6 +72,7 @@ class Save:
         self._label = label
         self._reason = reason
         self._supervisor = kernel.provisioner.supervisor
+        self._warnings: list[str] = []
 
     async def run(self, run: Run) -> OperationResult:
         """Do it; called by :class:`~jupyter_gpu_ckpt.operations.Operations`."""
@@ -159,13 +160,18 @@ class Save:
                 )
             )
             if not torn:
+                self._warnings += await in_thread(
+                    lambda open_before=lasting: transactions.note_databases(
+                        image_dir, open_before, dirs=self._keeper.node_local_dirs
+                    )
+                )
                 return dump, node_local
             await in_thread(lambda: shutil.rmtree(image_dir))
             if number >= _DUMPS and time.monotonic() >= give_up:
                 break
         raise CkptError(
             "dump_failed",
-            f"The kernel writes to a database all the time: {torn[0].removesuffix('-journal')}. "
+            f"The kernel writes to a database all the time: {torn[0]}. "
             "A state of that moment could not be restored. The kernel runs on.",
             hint="Save again when it writes less often.",
         )
@@ -245,7 +251,7 @@ class Save:
             pids=found.pids,
             cwd=process["cwd"],
             argv=process["argv"],
-            warnings=_warnings(dump),
+            warnings=[*self._warnings, *_warnings(dump)],
         )
 
 

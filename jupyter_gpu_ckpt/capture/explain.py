@@ -170,29 +170,30 @@ _RESTORE: Final = (
     ),
     _rule(
         r"Can't fork for (\d+): File exists|Pid (\d+) do(?:es)? not match|"
-        r"Unable to (?:create|fork).*File exists|clone.*EEXIST|Thread pid mismatch",
+        r"Unable to (?:create|fork).*File exists|Unable to create a thread: -17|clone.*EEXIST|"
+        r"Thread pid mismatch",
         "A process number that the kernel needs is taken on this node.",
         "Try again in a while, or restore on another node.",
         "pid_in_use",
     ),
     _rule(
-        r"File (\S+) has bad size (\d+) \(expect (\d+)\)",
-        "The file {1} has changed since the save: it has {2} bytes, and had {3}.",
+        # CRIU writes some paths without the slash at the beginning.
+        r"File /?(\S+) has bad size (\d+) \(expect (\d+)\)",
+        "The file /{1} has changed since the save: it has {2} bytes, and had {3}.",
         "Put the old file back (an earlier version of the package, say), then restore.",
     ),
     _rule(
-        r"File (\S+) has bad (?:build-ID|build id|checksum)|"
+        r"File /?(\S+) has bad (?:build-ID|build id|checksum)|"
         r"[Bb]uild-?[Ii][Dd].*(?:mismatch|differ)",
-        "A program file has changed since the save: {1}.",
+        "A program file has changed since the save: /{1}.",
         "Install the same version of the package as when the state was saved.",
     ),
     _rule(
-        r"File (\S+) has bad mode",
-        "The permissions of {1} have changed since the save.",
+        r"File /?(\S+) has bad mode",
+        "The permissions of /{1} have changed since the save.",
         "Put the old permissions back, then restore.",
     ),
     _rule(
-        # CRIU writes some paths without the slash at the beginning.
         r"Can't open file /?(\S+) on restore|Can't open (?:file )?/(\S+): No such file|"
         r"Can't restore.*?/(\S+).*No such file",
         "A file that the kernel had open is missing here: /{1}.",

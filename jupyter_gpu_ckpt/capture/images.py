@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from . import sockets
+from . import sockets, wal
 from .elf import build_id
 from .images_proto import REG, Image, read_image, write_image
 
@@ -75,7 +75,8 @@ def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[Mappe
     Returns
     -------
     list of MappedFile
-        Sorted by path. Deleted and link-remapped files are CRIU's business, and left out.
+        Sorted by path. Deleted and link-remapped files are CRIU's business, and left out. So
+        are a database's ``-shm`` files, which :mod:`.wal` makes again.
     """
     files = read_image(images_dir / "files.img", "file_entry")
     mapped = _mapped_ids(images_dir)
@@ -85,7 +86,7 @@ def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[Mappe
         entry.reg.name
         for entry in files.messages
         if entry.type == REG and entry.id in mapped and entry.id not in remapped
-    }
+    } - {os.fsencode(name) for name in wal.shared_memory_files(files)}
     result = []
     for name in sorted(names):
         path = os.fsdecode(name)
@@ -144,17 +145,20 @@ def prepare_for_restore(images_dir: Path, *, beside: str | None = None) -> None:
       grown since, as IPython's history does, and CRIU would refuse it.
     * So does a Unix socket whose peer is in neither the image nor this node.
     * Sockets with an address that this node lacks move to the loopback interface.
+    * Files beside a database in WAL mode are made where they are missing.
 
     Idempotent; files are replaced atomically.
 
     Raises
     ------
     CkptError
-        ``state_damaged`` when an image cannot be read.
+        ``state_damaged`` when an image cannot be read, ``not_restorable`` when the state is in
+        the middle of a database transaction that is gone.
     """
     path = images_dir / "files.img"
     files = read_image(path, "file_entry")
-    changed = sockets.close_outside_connections(files)
+    changed = wal.make_ready(images_dir, files)
+    changed |= sockets.close_outside_connections(files)
     changed |= sockets.close_outside_unix_sockets(files)
     changed |= sockets.move_to_this_node(files)
     if beside is not None:

@@ -64,6 +64,10 @@ _MESSAGES: Final[dict[str, str]] = {
     "pagemap_head": "1 pages_id uint32",
     "pagemap_entry": "1 vaddr uint64, 2 compat_nr_pages uint32, 3 in_parent bool, 4 flags uint32,"
     " 5 nr_pages uint64",
+    "task_kobj_ids_entry": "1 vm_id uint32, 2 files_id uint32",
+    "fdinfo_entry": "1 id uint32, 2 flags uint32, 3 type uint32, 4 fd uint32",
+    "file_lock_entry": "1 flag uint32, 2 type uint32, 3 pid uint32, 4 fd uint32, 5 start uint64,"
+    " 6 len uint64",
     "remap_file_path_entry": "1 orig_id uint32, 2 remap_id uint32, 3 remap_type uint32",
 }
 

@@ -47,6 +47,19 @@ def descriptors(pid: int) -> Iterator[tuple[str, str]]:
             yield f"{folder}/{name}", os.readlink(f"{folder}/{name}")
 
 
+def locks(descriptor: str) -> list[tuple[int, int]]:
+    """First and last byte of the POSIX locks that a process holds on a descriptor's file.
+
+    ``descriptor`` is a link of :func:`descriptors`. A lock to the end is given a large number.
+    """
+    found = []
+    for line in _text(descriptor.replace("/fd/", "/fdinfo/")).splitlines():
+        fields = line.split()
+        if fields[:1] == ["lock:"] and "POSIX" in fields and fields[-2].isdigit():
+            found.append((int(fields[-2]), int(fields[-1]) if fields[-1].isdigit() else 1 << 62))
+    return found
+
+
 def mappings(pid: int) -> Iterator[Mapping]:
     """The distinct files that a process maps; deleted ones end in `` (deleted)``."""
     seen = set()

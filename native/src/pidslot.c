@@ -19,6 +19,7 @@
 #endif
 
 enum {
+    LEAST = 1024,         /* with fewer numbers in all there is nothing to choose */
     TRIES = 16,
     FREE_RUN = 64,        /* numbers after the slot that should be free: threads and first children */
     SAMPLE = 32,          /* steps that tell how long a step takes */
@@ -41,8 +42,11 @@ static unsigned long long random_bits(void)
     return bits;
 }
 
-static bool run_is_free(pid_t first)
+static bool run_is_free(pid_t first, const pid_t *wanted, size_t count)
 {
+    for (size_t i = 0; i < count; i++)
+        if (wanted[i] >= first && wanted[i] < first + FREE_RUN)
+            return false;
     for (pid_t pid = first; pid < first + FREE_RUN; pid++)
         if (proc_exists(pid))
             return false;
@@ -101,16 +105,14 @@ static void step_towards(long pid_max, unsigned long long random)
     }
 }
 
-void pidslot_choose(void)
+/* Whether the counter is before a free stretch now. */
+static bool place(long pid_max, const pid_t *wanted, size_t count)
 {
-    long pid_max = proc_sysctl("sys/kernel/pid_max", 32768);
-    if (pid_max < 1024)
-        return;
     bool raised = caps_raise(CAP_CHECKPOINT_RESTORE) || caps_raise(CAP_SYS_ADMIN);
     bool placed = false;
     for (int i = 0; i < TRIES && !placed; i++) {
         pid_t slot = pidslot_random(pid_max, random_bits());
-        if (!run_is_free(slot) && i + 1 < TRIES)
+        if (!run_is_free(slot, wanted, count) && i + 1 < TRIES)
             continue;
         placed = write_last_pid(slot - 1);
         if (!placed)
@@ -118,6 +120,19 @@ void pidslot_choose(void)
     }
     if (raised)
         caps_lower();
-    if (!placed)
+    return placed;
+}
+
+void pidslot_choose(void)
+{
+    long pid_max = proc_sysctl("sys/kernel/pid_max", 32768);
+    if (pid_max >= LEAST && !place(pid_max, NULL, 0))
         step_towards(pid_max, random_bits());
+}
+
+void pidslot_keep_clear(const pid_t *wanted, size_t count)
+{
+    long pid_max = proc_sysctl("sys/kernel/pid_max", 32768);
+    if (pid_max >= LEAST)
+        place(pid_max, wanted, count);
 }

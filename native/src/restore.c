@@ -22,6 +22,7 @@
 #include "io.h"
 #include "json.h"
 #include "pidns.h"
+#include "pidslot.h"
 #include "procfs.h"
 #include "supervise.h"
 #include "tree.h"
@@ -296,6 +297,7 @@ static bool choose_namespace(struct restore *restore, int *exit_code)
 {
     enum args_pidns choice = restore->args->pid_namespace;
     *exit_code = -1;
+    pidslot_keep_clear(restore->pids, restore->pid_count);
     find_taken(restore);
     if (choice == PIDNS_ALWAYS)
         return pidns_enter(exit_code, &restore->result);
@@ -352,6 +354,10 @@ int restore_command(const struct args *args)
         return fail(&restore);
     if (exit_code >= 0)
         return exit_code;
+    if (pidns_inside()) {
+        restore.taken_count = 0; /* that was outside */
+        pidslot_keep_clear(restore.pids, restore.pid_count);
+    }
     if (!supervise_init(&restore.supervisor, &restore.result) || !bring_back(&restore))
         return fail(&restore);
     free(restore.pids);

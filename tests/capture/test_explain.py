@@ -96,7 +96,7 @@ _CASES: list[tuple[Literal["save", "restore"], str, str, str]] = [
         "restore",
         "Error (criu/files-reg.c:2255): File home/a/lib.so has bad size 10 (expect 12)",
         "not_restorable",
-        "home/a/lib.so",
+        "/home/a/lib.so",
     ),
     (
         "restore",
@@ -108,6 +108,12 @@ _CASES: list[tuple[Literal["save", "restore"], str, str, str]] = [
     (
         "restore",
         "Error (criu/cr-restore.c:1234): Can't fork for 4711: File exists",
+        "pid_in_use",
+        "number",
+    ),
+    (
+        "restore",
+        "pie: 9: Error (criu/pie/restorer.c:2147): Unable to create a thread: -17",
         "pid_in_use",
         "number",
     ),

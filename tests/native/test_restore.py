@@ -434,6 +434,32 @@ def saved_pids(kernel: Kernel) -> Path:
     return path
 
 
+def test_numbers_from_the_beginning_of_a_namespace(kernel: Start) -> None:
+    """In a new PID namespace the first numbers would go to the programs that restore."""
+    one = kernel(
+        "import os, threading, time\n"
+        "while not os.path.exists('go'): print('tick', flush=True); time.sleep(0.02)\n"
+        "open('/proc/sys/kernel/ns_last_pid', 'w').write('1')\n"
+        "threads = [threading.Thread(target=time.sleep, args=(1000,)) for _ in range(6)]\n"
+        "for thread in threads: thread.start()\n"
+        "print('low', *sorted(thread.native_id for thread in threads), flush=True)\n" + COUNTER
+    )
+    one.wait_line("tick")
+    saved_and_killed(one)
+    copy = one.restore("--pid-namespace", "always").expect("restored")["pid"]
+    (one.folder / "go").touch()
+    low = list(map(int, one.wait_line("low").split()[1:]))
+    assert low[0] < 5
+    empty(one.images)
+    assert one.dump(pid=copy).finish()["event"] == "done"
+    one.kill()
+    restored = one.restore("--pid-namespace", "always").expect("restored")
+    one.runs_on()
+    found = sorted(map(int, os.listdir(f"/proc/{restored['pid']}/task")))
+    inner = sorted(int(status(tid)["NSpid"].split()[-1]) for tid in found)
+    assert inner == sorted([one.pid, *low])
+
+
 @pytest.mark.parametrize("how", ["supervisor killed", "lifeline", "kill command"])
 def test_a_namespace_ends_whole(kernel: Start, how: str) -> None:
     one = kernel("import subprocess\nchild = subprocess.Popen(['sleep', '1000'])\n" + COUNTER)

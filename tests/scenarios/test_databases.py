@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.harness.client import wait_for
-from tests.harness.server import Home, JupyterServer
+from tests.harness.server import Home, JupyterServer, shared_folder
 
 #: Half of the time in a transaction, each of them short.
 WRITER = """
@@ -30,9 +32,9 @@ thread.start()
 """
 
 
-@pytest.fixture
-def server(home: Home) -> Iterator[JupyterServer]:
-    with JupyterServer(home) as running:
+@pytest.fixture(scope="module")
+def server() -> Iterator[JupyterServer]:
+    with shared_folder("databases") as folder, JupyterServer(Home(folder / "home")) as running:
         yield running
 
 
@@ -64,6 +66,81 @@ def test_a_transaction_that_the_user_keeps_open(server: JupyterServer) -> None:
     os.kill(pid, signal.SIGKILL)
     events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert kernel.run("db.execute('commit'); print(*db.execute('select x from t'))") == "(7,)"
+
+
+#: Opens a database in WAL mode and puts a row into it.
+WAL = """
+import sqlite3
+db = sqlite3.connect({name!r}, isolation_level=None)
+db.execute('pragma journal_mode=wal')
+db.execute('create table t (x)'); db.execute('insert into t values (1)')
+"""
+ROWS = "print(*[x for (x,) in db.execute('select x from t order by x')])"
+
+
+def use_elsewhere(path: Path, row: int) -> None:
+    """Another program adds a row, and closes the database as the last one."""
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("insert into t values (?)", (row,))
+
+
+def test_wal_mode_where_the_database_was_closed_by_all_since(server: JupyterServer) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("closed.ipynb"))
+    kernel.run(WAL.format(name="closed.db"))
+    result = client.save(kernel)["result"]
+    assert result["warnings"] == []
+    kernel.run("db.close()")
+    path = server.home.notebooks / "closed.db"
+    use_elsewhere(path, 2)
+    assert not list(path.parent.glob("closed.db-*"))
+    client.restore(result["state_id"])
+    # The kernel's old connection sees what others have written since, and writes itself.
+    assert kernel.run(ROWS) == "1 2"
+    assert kernel.run(f"db.execute('insert into t values (3)'); {ROWS}") == "1 2 3"
+    use_elsewhere(path, 4)
+    assert kernel.run(f"{ROWS}; print(*db.execute('pragma integrity_check'))") == (
+        "1 2 3 4\n('ok',)"
+    )
+
+
+def test_wal_mode_where_the_log_has_grown_since(server: JupyterServer) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("grown.ipynb"))
+    kernel.run(WAL.format(name="grown.db"))
+    state = client.save(kernel)["result"]["state_id"]
+    # More than one region of the index that processes share, so that its file grows too.
+    kernel.run(
+        "db.execute('pragma wal_autocheckpoint=0'); db.execute('pragma synchronous=off')\n"
+        "for i in range(4100): db.execute('update t set x = ?', (i,))"
+    )
+    assert (server.home.notebooks / "grown.db-shm").stat().st_size == 65536
+    client.restore(state)
+    assert kernel.run(f"db.execute('insert into t values (9999)'); {ROWS}") == "4099 9999"
+
+
+def test_wal_mode_in_a_transaction(server: JupyterServer) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("within.ipynb"))
+    kernel.run(WAL.format(name="within.db"))
+    kernel.run("db.execute('begin'); db.execute('insert into t values (2)')")
+    events = client.events()
+    pid = kernel.pid
+    result = client.save(kernel)["result"]
+    (warning,) = result["warnings"]
+    assert "transaction is open in" in warning and "within.db" in warning
+    # Nothing else has happened to the database: it goes on.
+    os.kill(pid, signal.SIGKILL)
+    events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert kernel.run(f"db.execute('commit'); {ROWS}") == "1 2"
+    # By now the transaction would overwrite what came after it.
+    operation = client.finished(
+        client.post(f"gpu-ckpt/api/states/{result['state_id']}/restore", {"mode": "rollback"})
+    )
+    assert operation["status"] == "failed"
+    assert operation["error"]["reason"] == "not_restorable"
+    assert "was in a transaction of the database" in operation["error"]["message"]
+    assert kernel.run(ROWS) == "1 2"
 
 
 def test_the_history_that_kernels_share_where_home_is_node_local(home: Home) -> None:
