@@ -60,6 +60,21 @@ def locks(descriptor: str) -> list[tuple[int, int]]:
     return found
 
 
+def is_in_use(device: int, inode: int) -> bool:
+    """Whether a process that we may look at has a file open or mapped."""
+    for name in _list("/proc"):
+        if not name.isdigit():
+            continue
+        for descriptor in _list(f"/proc/{name}/fd"):
+            with contextlib.suppress(OSError):
+                status = os.stat(f"/proc/{name}/fd/{descriptor}")
+                if (status.st_dev, status.st_ino) == (device, inode):
+                    return True
+        if any((m.device, m.inode) == (device, inode) for m in mappings(int(name))):
+            return True
+    return False
+
+
 def mappings(pid: int) -> Iterator[Mapping]:
     """The distinct files that a process maps; deleted ones end in `` (deleted)``."""
     seen = set()

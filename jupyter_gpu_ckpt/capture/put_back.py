@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import CkptError
+from . import procfs
 from .filecopy import copy_sparse, same_content
 from .images import is_below
 from .node_local import NodeLocalEntry, copy_path
+from .placing import copy_to_new, free_name, is_trusted, look, move_aside, own
 
 _SHARED_MEMORY: Final = "/dev/shm"
+_DATABASE: Final = b"SQLite format 3\0"
+_BESIDE_DATABASE: Final = ("-journal", "-wal", "-shm")
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -24,9 +28,10 @@ def put_back(
 ) -> list[str]:
     """Put node-local files, directories and FIFOs back; called before CRIU restores.
 
-    Symbolic links in the way are never followed, and nothing is overwritten: what is in
+    Symbolic links in the way are never followed, and nothing is lost: what is in
     the way and differs, or belongs to a user whom the kernel did not trust when it was saved,
-    is renamed to ``NAME.before-restore-N``.
+    is renamed to ``NAME.before-restore-N``. A SQLite database that is in the way is copied to that
+    name, where nothing else has it open, and then written over.
 
     Parameters
     ----------
@@ -52,11 +57,14 @@ def put_back(
     """
     allowed = None if dirs is None else {os.path.realpath(directory) for directory in dirs}
     warnings: list[str] = []
+    paths = {entry.path for entry in entries}
     for entry in entries:
         _check(entry, allowed)
         try:
             with _parent(entry, warnings) as (folder, name):
-                _PUT[entry.kind](images_dir, entry, folder, name, warnings)
+                changed = _PUT[entry.kind](images_dir, entry, folder, name, warnings)
+                if changed and _is_database(folder, name):
+                    _move_leftovers(entry, folder, name, paths, warnings)
         except OSError as error:
             raise _cannot(entry.path, error) from error
     return warnings
@@ -136,66 +144,39 @@ def _enter(folder: int, name: str, path: str, warnings: list[str] | None) -> int
     except (FileNotFoundError, NotADirectoryError):
         if warnings is None:
             raise
-    _move_aside(folder, name, path, warnings)
+    move_aside(folder, name, path, warnings)
     os.mkdir(name, 0o700, dir_fd=folder)
     return os.open(name, _DIRECTORY, dir_fd=folder)
 
 
-def _status(folder: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-def _is_trusted(status: os.stat_result, entry: NodeLocalEntry) -> bool:
-    """Whether what is there is as safe to use as what was saved.
-
-    Anybody may make any name in ``/tmp``: a kernel must not come back with a library, a
-    document or a folder that another user has put in the place of its own.
-    """
-    return status.st_uid in (0, os.geteuid(), entry.uid)
-
-
-def _move_aside(folder: int, name: str, path: str, warnings: list[str]) -> None:
-    """Rename what is there, if anything, to a name that is free."""
-    if _status(folder, name) is None:
-        return
-    number = 1
-    while _status(folder, f"{name}.before-restore-{number}") is not None:
-        number += 1
-    aside = f"{name}.before-restore-{number}"
-    os.rename(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
-    warnings.append(f"{path} was in the way and is now {aside}.")
-
-
 def _put_directory(
     images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
-) -> None:
-    status = _status(folder, name)
-    if status is not None and stat.S_ISDIR(status.st_mode) and _is_trusted(status, entry):
-        return
-    _move_aside(folder, name, entry.path, warnings)
+) -> bool:
+    status = look(folder, name)
+    if status is not None and stat.S_ISDIR(status.st_mode) and is_trusted(status, entry):
+        return False
+    move_aside(folder, name, entry.path, warnings)
     os.mkdir(name, 0o700, dir_fd=folder)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     made = os.open(name, flags, dir_fd=folder)
     try:
-        _own(made, entry)
+        own(made, entry)
     finally:
         os.close(made)
+    return True
 
 
 def _put_file(
     images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
-) -> None:
+) -> bool:
     if entry.same_as is not None:
         _put_link(entry, folder, name, warnings)
-        return
+        return False
     if entry.source is None:
         raise _damaged(entry)
-    there = _status(folder, name) if entry.shared else None
-    if there is not None and stat.S_ISREG(there.st_mode) and _is_trusted(there, entry):
-        return
+    there = look(folder, name) if entry.shared else None
+    if there is not None and stat.S_ISREG(there.st_mode) and is_trusted(there, entry):
+        return False
     try:
         source = os.open(
             copy_path(images_dir, entry.source), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -208,35 +189,99 @@ def _put_file(
         ) from error
     try:
         if _is_there(source, entry, folder, name):
-            return
+            return False
+        if _write_over_database(source, entry, folder, name, warnings):
+            return True
         try:
             if not _is_old_memory(entry, folder, name):
-                _move_aside(folder, name, entry.path, warnings)
+                move_aside(folder, name, entry.path, warnings)
         except PermissionError:
-            status = _status(folder, name)
-            if status is None or not _is_trusted(status, entry):
+            status = look(folder, name)
+            if status is None or not is_trusted(status, entry):
                 raise
             warnings.append(f"{entry.path} has changed since the save and could not be put back.")
-            return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        target = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
-            copy_sparse(source, target)
-            _own(target, entry)
-            os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
-        except BaseException:
-            os.unlink(name, dir_fd=folder)
-            raise
-        finally:
-            os.close(target)
+            return False
+        copy_to_new(source, folder, name, entry)
+        return True
     finally:
         os.close(source)
 
 
+def _write_over_database(
+    source: int, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
+) -> bool:
+    """Put a SQLite database back into the very file that it was; what it held is kept aside.
+
+    SQLite does not write where the name leads to another file than the one that it opened. A file
+    that something else has open, or that has other names, is not touched.
+    """
+    status = look(folder, name)
+    if (
+        status is None
+        or not stat.S_ISREG(status.st_mode)
+        or (status.st_dev, status.st_ino) != (entry.device, entry.inode)
+        or status.st_nlink > 1
+        or not is_trusted(status, entry)
+        or os.pread(source, len(_DATABASE), 0) != _DATABASE
+        or procfs.is_in_use(status.st_dev, status.st_ino)
+    ):
+        return False
+    try:
+        target = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError:
+        return False
+    try:
+        aside = free_name(folder, name)
+        copy_to_new(target, folder, aside, status)
+        try:
+            os.ftruncate(target, 0)
+            copy_sparse(source, target)
+        except OSError:
+            _copy_back(folder, aside, target)
+            raise
+        own(target, entry)
+    finally:
+        os.close(target)
+    warnings.append(f"{entry.path} has changed since the save; what it held is now {aside}.")
+    return True
+
+
+def _copy_back(folder: int, aside: str, target: int) -> None:
+    kept = os.open(aside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.ftruncate(target, 0)
+        copy_sparse(kept, target)
+        os.unlink(aside, dir_fd=folder)
+    finally:
+        os.close(kept)
+
+
+def _is_database(folder: int, name: str) -> bool:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        return os.pread(fd, len(_DATABASE), 0) == _DATABASE
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _move_leftovers(
+    entry: NodeLocalEntry, folder: int, name: str, paths: set[str], warnings: list[str]
+) -> None:
+    """A journal or log of the database's other life would be played into this one."""
+    for suffix in _BESIDE_DATABASE:
+        if entry.path + suffix not in paths:
+            move_aside(folder, name + suffix, entry.path + suffix, warnings)
+
+
 def _is_there(source: int, entry: NodeLocalEntry, folder: int, name: str) -> bool:
     """Whether the very same file is there already; its permissions are set right."""
-    status = _status(folder, name)
-    if status is None or not stat.S_ISREG(status.st_mode) or not _is_trusted(status, entry):
+    status = look(folder, name)
+    if status is None or not stat.S_ISREG(status.st_mode) or not is_trusted(status, entry):
         return False
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -261,7 +306,7 @@ def _is_old_memory(entry: NodeLocalEntry, folder: int, name: str) -> bool:
     It is memory of the killed processes like all else, not a document; kept, it would
     fill the node's memory with every restore.
     """
-    status = _status(folder, name)
+    status = look(folder, name)
     if entry.base != _SHARED_MEMORY or status is None:
         return False
     if (status.st_dev, status.st_ino) != (entry.device, entry.inode):
@@ -274,37 +319,32 @@ def _put_link(entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
     assert entry.same_as is not None
     original = NodeLocalEntry(entry.same_as, entry.base, "file", 0, 0, 0)
     with _parent(original, warnings) as (other, other_name):
-        there = _status(folder, name)
+        there = look(folder, name)
         first = os.stat(other_name, dir_fd=other, follow_symlinks=False)
         if there is not None and (there.st_dev, there.st_ino) == (first.st_dev, first.st_ino):
             return
-        _move_aside(folder, name, entry.path, warnings)
+        move_aside(folder, name, entry.path, warnings)
         os.link(other_name, name, src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
 
 
 def _put_fifo(
     images_dir: Path, entry: NodeLocalEntry, folder: int, name: str, warnings: list[str]
-) -> None:
-    status = _status(folder, name)
-    if status is not None and stat.S_ISFIFO(status.st_mode) and _is_trusted(status, entry):
-        return
-    _move_aside(folder, name, entry.path, warnings)
+) -> bool:
+    status = look(folder, name)
+    if status is not None and stat.S_ISFIFO(status.st_mode) and is_trusted(status, entry):
+        return False
+    move_aside(folder, name, entry.path, warnings)
     os.mkfifo(name, 0o600, dir_fd=folder)
     made = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        _own(made, entry)
+        own(made, entry)
     finally:
         os.close(made)
+    return True
 
 
-def _own(fd: int, entry: NodeLocalEntry) -> None:
-    """Owner first: changing it clears set-id bits."""
-    if os.geteuid() == 0:
-        os.fchown(fd, entry.uid, entry.gid)
-    os.fchmod(fd, entry.mode)
-
-
-_Put = Callable[[Path, NodeLocalEntry, int, str, list[str]], None]
+#: Whether it wrote anything.
+_Put = Callable[[Path, NodeLocalEntry, int, str, list[str]], bool]
 _PUT: Final[dict[str, _Put]] = {
     "dir": _put_directory,
     "file": _put_file,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +111,38 @@ def test_on_the_same_node_nothing_is_lost(kernel: RunningKernel, local: Path) ->
     kernel.kill()
     files.put_back(images_dir, entries)
     assert (local / "kept.before-restore-2").read_text() == "saved!"
+
+
+def rows(path: Path) -> list[int]:
+    """What a database holds."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return [x for (x,) in database.execute("select x from t order by x")]
+
+
+def test_a_database_that_has_changed_can_be_written_on(kernel: RunningKernel, local: Path) -> None:
+    """SQLite does not write where the name leads to another file than the one it opened."""
+    kernel.run(
+        "import sqlite3; db = sqlite3.connect('x.db', isolation_level=None)\n"
+        "db.execute('create table t (x)'); db.execute('insert into t values (1)')"
+    )
+    images_dir, entries = kernel.save([str(local)])
+    kernel.run("db.execute('insert into t values (2)'); db.execute('vacuum')")
+    kernel.kill()
+    (local / "x.db-journal").write_text("of the transaction in which it was killed")
+    first, second = files.put_back(images_dir, entries)
+    assert "what it held is now x.db.before-restore-1" in first
+    assert "x.db-journal was in the way" in second
+    kernel.restore(images_dir)
+    kernel.run("db.execute('insert into t values (3)')")
+    assert rows(local / "x.db") == [1, 3]
+    assert rows(local / "x.db.before-restore-1") == [1, 2]
+    kernel.kill()
+    # What another program has open is not written over: that keeps its file.
+    with contextlib.closing(sqlite3.connect(local / "x.db")) as other:
+        other.execute("select x from t").fetchall()
+        files.put_back(images_dir, entries)
+        assert other.execute("select x from t order by x").fetchall() == [(1,), (3,)]
+    assert rows(local / "x.db") == [1]
 
 
 def test_what_others_write_to_as_well_is_left_as_it_is(kernel: RunningKernel, local: Path) -> None:
