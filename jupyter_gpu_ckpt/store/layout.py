@@ -35,9 +35,14 @@ def owner_folder(owner: str) -> str:
 
 def check_kernel_id(kernel_id: str) -> str:
     """Return `kernel_id` if it can be a file name of ours, else raise ``unknown_kernel``."""
-    if not _KERNEL_ID.match(kernel_id):
+    if not is_kernel_id(kernel_id):
         raise CkptError("unknown_kernel", "There is no kernel with this id.")
     return kernel_id
+
+
+def is_kernel_id(kernel_id: str) -> bool:
+    """Whether `kernel_id` can be a file name of ours."""
+    return _KERNEL_ID.match(kernel_id) is not None
 
 
 def is_state_id(state_id: str) -> bool:
