@@ -20,7 +20,7 @@ from .ability import Ability
 from .announce import Announcer
 from .deaths import DeathPolicy
 from .errors import CkptError
-from .observer import make_default, observe
+from .observer import keep_from_kernels, make_default, observe
 from .operations import Emit, Operations, Run, in_thread
 from .provisioner import GpuCkptProvisioner
 from .recovery import Leases
@@ -88,6 +88,7 @@ class Keeper(GpuCkpt):
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         observe(kernel_manager, self.tracker)
+        keep_from_kernels(kernel_manager, self.key_variables())
         make_default(kernel_manager)
 
     # -- life ----------------------------------------------------------------------------

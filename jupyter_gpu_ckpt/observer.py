@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -49,6 +50,7 @@ class KernelObserver(Protocol):
 
 
 _observers: WeakKeyDictionary[Any, KernelObserver] = WeakKeyDictionary()
+_secret: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 
 
 def observe(kernel_manager: Any, observer: KernelObserver) -> None:
@@ -62,6 +64,19 @@ def observer_of(kernel_manager: Any) -> KernelObserver | None:
         return _observers.get(kernel_manager)
     except TypeError:  # none, or one that cannot be referred to weakly
         return None
+
+
+def keep_from_kernels(kernel_manager: Any, variables: Iterable[str]) -> None:
+    """Let no kernel of this multi-kernel manager inherit these variables; the keeper calls it."""
+    _secret[kernel_manager] = frozenset(variables)
+
+
+def kept_from_kernels(kernel_manager: Any) -> frozenset[str]:
+    """Names of environment variables that no kernel inherits; provisioners call it."""
+    try:
+        return _secret.get(kernel_manager, frozenset())
+    except TypeError:  # none, or one that cannot be referred to weakly
+        return frozenset()
 
 
 def make_default(kernel_manager: Any) -> None:

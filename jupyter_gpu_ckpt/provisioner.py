@@ -25,7 +25,7 @@ from .capture.native import find_kernel_capture
 from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
-from .observer import KernelObserver, Restored, RestoreToken, observer_of
+from .observer import KernelObserver, Restored, RestoreToken, kept_from_kernels, observer_of
 from .operations import in_thread
 from .savability import why_not
 
@@ -148,6 +148,9 @@ class GpuCkptProvisioner(LocalProvisioner):
     def _finalize_env(self, env: dict[str, str]) -> None:
         """Take secrets out of the kernel's environment; called by :meth:`pre_launch`."""
         super()._finalize_env(env)
+        # The keys of saved states are no kernel's business, whoever launches it.
+        for name in kept_from_kernels(getattr(self.parent, "parent", None)):
+            env.pop(name, None)
         if self.savability is None:
             wanted = self.kernel_spec.env if self.kernel_spec else {}
             for pattern in self.scrub_environment:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Float, Integer, List, TraitError, Unicode, validate
-from traitlets.config import LoggingConfigurable
+
+from .store_settings import StoreSettings
 
 #: What kernel-capture takes: seconds up to a week, and a ghost limit of 32 bits.
 _SHORTEST: Final = 0.001
@@ -20,7 +21,7 @@ _LARGEST_GHOST: Final = (1 << 32) - 1
 _MOST_DIRS: Final = 64
 
 
-class GpuCkpt(LoggingConfigurable):
+class GpuCkpt(StoreSettings):
     """Base of :class:`~jupyter_gpu_ckpt.keeper.Keeper`; the configuration section is ``GpuCkpt``.
 
     What is set in the section ``Keeper`` counts too.

@@ -19,9 +19,11 @@ class Policy(msgspec.Struct, kw_only=True, frozen=True):
     Parameters
     ----------
     keep_last
-        States of each kernel that are kept because they are the newest.
+        States of each kernel that are kept because they are the newest. Those that a user
+        saved and automatic ones count apart.
     keep_hourly, keep_daily
-        Hours and days (UTC), of those that have any, of which each kernel's newest state is kept.
+        Hours and days (UTC), of those that have any, of which each kernel's newest state (of
+        either kind) is kept.
     max_age
         Seconds after which a state goes, whatever else would keep it but a pin; ``None``: never.
     quota
@@ -44,6 +46,7 @@ class Held(NamedTuple):
     packs: frozenset[str]
     pinned: bool = False
     labelled: bool = False
+    automatic: bool = False
 
 
 Why = Literal["rules", "age", "quota"]
@@ -199,15 +202,16 @@ def _spared(
 
 
 def _kept_by_rules(states: Iterable[Held], policy: Policy) -> frozenset[str]:
-    kernels: dict[str, list[Held]] = {}
+    # Apart, or automatic saves would soon push out what a user saved with a purpose.
+    kinds: dict[tuple[str, bool], list[Held]] = {}
     kept = set()
     for state in sorted(states, key=_age, reverse=True):
         # A label is a user's word that this one matters; it takes no other's place.
         if state.labelled:
             kept.add(state.id)
         else:
-            kernels.setdefault(state.kernel_id, []).append(state)
-    for mine in kernels.values():
+            kinds.setdefault((state.kernel_id, state.automatic), []).append(state)
+    for mine in kinds.values():
         kept.update(state.id for state in mine[: policy.keep_last])
         kept |= _newest_of_each(mine, policy.keep_hourly, lambda s: s.created // _HOUR)
         kept |= _newest_of_each(mine, policy.keep_daily, lambda s: s.created // _DAY)

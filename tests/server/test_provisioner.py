@@ -230,9 +230,15 @@ def test_secrets_of_the_server_stay_out_of_kernels(home: Home) -> None:
         assert "JPY_PARENT_PID" not in server.client.start().run(
             "import os; print(dict(os.environ))"
         )
-    config = {"GpuCkptProvisioner": {"scrub_environment": ["MY_*", "*TOKEN"]}}
-    with JupyterServer(home, config=config, environment=SECRETS) as server:
+    config = {
+        "GpuCkptProvisioner": {"scrub_environment": ["MY_*", "*TOKEN"]},
+        "GpuCkpt": {"key_env": "STORE_KEY", "old_key_envs": ["OLD_STORE_KEY"]},
+    }
+    keys = {"STORE_KEY": "00" * 32, "OLD_STORE_KEY": "11" * 32}
+    with JupyterServer(home, config=config, environment=SECRETS | keys) as server:
         assert server.client.start().run(ask) == "[None, None, None, None]"
+        found = server.client.start(kernel="wants").run("import os; print(dict(os.environ))")
+        assert "STORE_KEY" not in found and "00" * 32 not in found
 
 
 @pytest.fixture

@@ -75,6 +75,13 @@ def test_labels_and_pins() -> None:
     assert gone(states, Policy(max_age=DAY)) == {"old label": "age"}
 
 
+def test_automatic_saves_do_not_push_out_what_the_user_saved() -> None:
+    states = [held(f"auto {n}", n)._replace(automatic=True) for n in range(9)]
+    states += [held("user", 50), held("user before", 60)]
+    left = {s.id for s in states} - gone(states, Policy(keep_last=1)).keys()
+    assert left == {"auto 0", "user"}
+
+
 def test_the_newest_state_of_a_kernel_that_may_come_back_stays() -> None:
     states = [held("old", 40 * DAY, "a"), held("older", 50 * DAY, "b")]
     for policy in (Policy(max_age=DAY), Policy(quota=0)):
