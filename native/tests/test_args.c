@@ -8,7 +8,7 @@ static struct kc_result result;
 static bool parse(const char *line)
 {
     static char text[1024];
-    char *argv[64];
+    static char *argv[64]; /* what was parsed points into it */
     int argc = 0;
     memset(text, 0, sizeof(text));
     strncpy(text, line, sizeof(text) - 1);
