@@ -140,6 +140,45 @@ class NotebookPage:
         bar.get_by_role("menuitem", name=menu, exact=True).click()
         self.page.get_by_role("menuitem", name=item).first.click()
 
+    def palette(self, command: str) -> None:
+        """Run a command by the keyboard alone, from the command palette."""
+        self.page.keyboard.press("Control+Shift+C")
+        palette = self.page.locator("#modal-command-palette")
+        expect(palette.locator("input")).to_be_focused()
+        self.page.keyboard.type(command)
+        first = palette.locator(".lm-CommandPalette-item.lm-mod-active")
+        expect(first).to_contain_text(command)
+        self.page.keyboard.press("Enter")
+
+    def running_kernel_menu(self, notebook: str, item: str) -> None:
+        """Choose an item of the context menu that the notebook's kernel has among the running."""
+        kernels = self.page.locator(".jp-RunningSessions-item.jp-mod-kernel")
+        if not self.page.locator("#jp-running-sessions").is_visible():
+            self.page.get_by_role("tab", name="Running Terminals and Kernels").click()
+        kernels.filter(has_text=notebook).first.click(button="right")
+        self.page.get_by_role("menuitem", name=item).click()
+
+    def focus(self) -> str:
+        """Return the name of what has the keyboard's focus, as a screen reader would say it."""
+        return str(
+            self.page.evaluate(
+                """() => {
+                  const at = document.activeElement;
+                  const named = at.querySelector('[aria-label]');
+                  return at.ariaLabel || named?.ariaLabel || at.innerText || at.tagName;
+                }"""
+            )
+        )
+
+    def close_dialogs(self) -> None:
+        """Close what a test has left open: dialogs and notifications."""
+        dialogs = self.page.locator(".jp-Dialog")
+        while dialogs.count() > 0:
+            dialogs.first.press("Escape")
+        close = "all => all.forEach(button => button.click())"
+        self.page.locator(".jp-Notification-Toast-Close").evaluate_all(close)
+        expect(self.page.locator(".Toastify__toast")).to_have_count(0)
+
     @property
     def button(self) -> Locator:
         """The toolbar button that saves; ``data-state`` is its face."""

@@ -1,8 +1,14 @@
 import { Dialog } from '@jupyterlab/apputils';
 
+const FOCUSABLE =
+  'button:enabled, input:enabled, select:enabled, textarea:enabled, a[href], [tabindex="0"]';
+
 /**
- * Make a dialog that screen readers call by its title: JupyterLab names only
- * those whose body is a plain text.
+ * Make a dialog that screen readers call by its title, and in which Tab goes
+ * round through all there is.
+ *
+ * JupyterLab names only dialogs whose body is a plain text, and looks for the
+ * first thing to focus before React has made the body: Tab would pass it over.
  */
 export function namedDialog<T>(
   title: string,
@@ -10,5 +16,23 @@ export function namedDialog<T>(
 ): Dialog<T> {
   const dialog = new Dialog<T>({ ...options, title });
   dialog.node.setAttribute('aria-label', title);
+  // Added before the dialog's own listener, which is added when it is shown.
+  dialog.node.addEventListener('keydown', goRound, true);
   return dialog;
+}
+
+/** From the last thing to the first, and back with Shift. */
+function goRound(event: KeyboardEvent): void {
+  if (event.key !== 'Tab') {
+    return;
+  }
+  const all = (event.currentTarget as HTMLElement).querySelectorAll(FOCUSABLE);
+  const [from, to] = event.shiftKey
+    ? [all[0], all[all.length - 1]]
+    : [all[all.length - 1], all[0]];
+  event.stopImmediatePropagation();
+  if (document.activeElement === from) {
+    event.preventDefault();
+    (to as HTMLElement).focus();
+  }
 }
