@@ -90,6 +90,11 @@ uint64_t caps_callers_own(void)
     return caps_root() ? start.permitted : start_ambient;
 }
 
+uint64_t caps_callers_inheritable(void)
+{
+    return start.inheritable | caps_callers_own();
+}
+
 bool caps_beyond_caller(void)
 {
     return (start.permitted & ~caps_callers_own()) != 0;

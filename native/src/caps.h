@@ -16,6 +16,8 @@ bool caps_permitted(int capability);
 bool caps_beyond_caller(void);
 /* The set that a process it starts (not CRIU) may have at most. */
 uint64_t caps_callers_own(void);
+/* The same of the inheritable set, which programs with file capabilities add to. */
+uint64_t caps_callers_inheritable(void);
 /* Effective exactly while something needs it. Root holds everything effective anyway. */
 bool caps_raise(int capability);
 void caps_lower(void);

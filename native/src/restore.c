@@ -215,6 +215,15 @@ static bool find_root(struct restore *restore, const struct tree *tree)
     return true;
 }
 
+/* A process that may have fewer capabilities than the caller's other processes starts set-user-ID
+ * programs that cannot give up their rights. An ordinary user cannot make one. */
+static bool is_bounded(const struct proc_status *status)
+{
+    struct proc_status own;
+    return !caps_root() && !status->no_new_privs &&
+           (!proc_status(getpid(), &own) || (own.cap_bnd & ~status->cap_bnd) != 0);
+}
+
 /* Whether a thread of a live process, by its number, has rights or user ids that the caller has not. */
 static bool thread_has_too_much(pid_t tid)
 {
@@ -228,6 +237,7 @@ static bool thread_has_too_much(pid_t tid)
     for (int k = 0; k < 4; k++)
         foreign = foreign || status.uid[k] != getuid();
     return ((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0 ||
+           (status.cap_inh & ~caps_callers_inheritable()) != 0 || is_bounded(&status) ||
            (foreign && getuid() != 0);
 }
 
@@ -261,7 +271,7 @@ static bool check_rights(struct restore *restore, const struct tree *tree)
         while (has_too_much(tree->tasks[i].pid)) {
             if (io_now() >= deadline)
                 return kc_fail(&restore->result, KC_NOT_YOURS,
-                               "Process %d of the state has rights that the caller lacks.",
+                               "Process %d of the state has other rights than the caller.",
                                tree->tasks[i].pid);
             io_sleep_ms(5);
         }

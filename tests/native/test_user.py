@@ -162,39 +162,56 @@ def test_another_users_process_is_refused(kernel: Start, program: Path) -> None:
     one.runs_on()
 
 
-def test_a_state_cannot_bring_capabilities(kernel: Start, plain: Path) -> None:
-    """Images made of a process that had more rights do not give them to the user."""
-    one = kernel()
+def saved_with(one: Kernel, plain: Path, *rights: str) -> dict[str, str]:
+    """Run and save the program anew with other rights, then kill it; its status in /proc."""
     one.wait_line("tick")
     one.kill()
     raised = Capture(
-        f"--reuid={NOBODY}",
-        f"--regid={NOBODY}",
-        "--clear-groups",
-        "--inh-caps=+net_admin",
-        "--ambient-caps=+net_admin",
-        plain,
-        "run",
-        "--log",
-        one.log,
-        "--",
-        "/bin/sh",
-        one.folder / "program.py",
+        *(f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *rights),
+        *(plain, "run", "--log", one.log, "--", "/bin/sh", one.folder / "program.py"),
         program=Path("/usr/bin/setpriv"),
         cwd=one.folder,
     )
     one.captures.append(raised)
     one.pid = raised.expect("started")["pid"]
     one.runs_on()
-    assert capabilities(one.pid)[1] == 1 << 12
+    found = status(one.pid)
     one.save()
     raised.send("kill")
     raised.wait()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rights", "field"),
+    [
+        (("--inh-caps=+net_admin", "--ambient-caps=+net_admin"), "CapPrm"),
+        (("--inh-caps=+chown",), "CapInh"),
+        # Set-user-ID programs would find themselves unable to give up root.
+        (("--bounding-set=-setuid",), "CapBnd"),
+    ],
+    ids=["permitted", "inheritable", "bounding"],
+)
+def test_a_state_cannot_bring_other_rights(
+    kernel: Start, plain: Path, rights: tuple[str, ...], field: str
+) -> None:
+    """Images may be made of a process that had them, or be written by hand."""
+    one = kernel()
+    usual = status(one.pid)
+    assert saved_with(one, plain, *rights)[field] != usual[field]
     count = len(one.lines())
     last = one.restore().finish()
     assert (last["event"], last["reason"]) == ("error", "not_yours")
     assert not Path(f"/proc/{one.pid}").exists()
     assert len(one.lines()) == count
+
+
+def test_fewer_rights_are_no_matter_without_new_ones(kernel: Start, plain: Path) -> None:
+    one = kernel()
+    saved_with(one, plain, "--bounding-set=-setuid", "--no-new-privs")
+    one.restore().expect("restored")
+    one.runs_on()
+    assert status(one.pid)["NoNewPrivs"] == "1"
 
 
 #: A thread keeps the rights that the main thread, which is the process's face in /proc, gives up.
