@@ -304,9 +304,9 @@ class Keeper(GpuCkpt):
         await in_thread(tidy)
 
     async def gc(self, dry_run: bool = False) -> dict[str, Any]:
-        """Remove what no state uses: ``{"chunks", "bytes", "dry_run"}``."""
+        """Remove what no state uses: ``{"packs", "bytes", "dry_run"}``."""
         removed = await in_thread(lambda: self.store.gc(dry_run=dry_run))
-        return {"chunks": removed.chunks, "bytes": removed.bytes, "dry_run": dry_run}
+        return {"packs": removed.packs, "bytes": removed.bytes, "dry_run": dry_run}
 
     async def doctor(self) -> models.Doctor:
         """What this node can capture, and what stands in the way."""

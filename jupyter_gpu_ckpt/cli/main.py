@@ -24,7 +24,7 @@ PROGRAM: Final = "jupyter gpu-ckpt"
 class GcAnswer(msgspec.Struct, frozen=True):
     """The answer to ``POST /gc``."""
 
-    chunks: int
+    packs: int
     bytes: int
     dry_run: bool
 
@@ -231,7 +231,7 @@ def gc(target: Target, as_json: bool, dry_run: bool) -> None:
         show.as_json(found)
         return
     word = "Would remove" if dry_run else "Removed"
-    click.echo(f"{word} {show.size(found.bytes)} in {found.chunks} chunks.")
+    click.echo(f"{word} {show.size(found.bytes)} in {found.packs} packs.")
 
 
 @cli.command()

@@ -1,38 +1,44 @@
-"""How a block is kept in a chunk file: payload, then a 16-byte trailer.
-
-The payload comes first so that a raw block stays page-aligned in its file. It is one
-zstd frame, or the block itself where compression gains little.
-"""
+"""How a blob is encoded: one zstd frame, or as it is where compression gains little."""
 
 from __future__ import annotations
 
-import os
-import struct
-
 import zstandard
 
-from .manifest import Damaged
+from .damage import Damaged
 
-#: Bytes of plain data in a block; the last block of a file may be shorter.
-BLOCK = 1 << 20
-_TRAILER = struct.Struct("<4sB3xI4x")
-#: Bytes that a chunk file has beyond its payload.
-TRAILER_SIZE = _TRAILER.size
-_MAGIC = b"JGC1"
-_RAW, _ZSTD = 0, 1
-_SAMPLE = 4096
+#: Bytes of a page, the unit of change.
+PAGE = 4096
+#: Most pages in a blob.
+BLOB_PAGES = 256
+#: Most bytes of plain data in a blob.
+BLOB = PAGE * BLOB_PAGES
+RAW, ZSTD = 0, 1
 _SAMPLES = 8
 
 
 class Scratch:
-    """Buffers and compression contexts of one worker thread, reused for every block."""
+    """Buffers and compression contexts of one worker thread, reused for every blob."""
 
     def __init__(self, level: int) -> None:
-        self.plain = bytearray(BLOCK)
-        self.stored = bytearray(BLOCK + TRAILER_SIZE)
+        self.plain = bytearray(BLOB)
+        # A little more than a blob: a sealed one is longer.
+        self.stored = bytearray(BLOB + PAGE)
         self.level = level
+        self._opened = bytearray()
         self._compressor: zstandard.ZstdCompressor | None = None
         self._decompressor: zstandard.ZstdDecompressor | None = None
+
+    def room(self, size: int) -> memoryview:
+        """The buffer for encoded data, of `size` bytes at least."""
+        if size > len(self.stored):
+            self.stored = bytearray(size)
+        return memoryview(self.stored)[:size]
+
+    def opened(self, size: int) -> bytearray:
+        """The buffer for decrypted data, of `size` bytes at least."""
+        if size > len(self._opened):
+            self._opened = bytearray(max(size, BLOB + PAGE))
+        return self._opened
 
     @property
     def compressor(self) -> zstandard.ZstdCompressor:
@@ -49,30 +55,25 @@ class Scratch:
         return self._decompressor
 
 
-def encode(plain: memoryview, scratch: Scratch) -> tuple[memoryview, bytes]:
-    """Compress a block if it is worth it; returns payload (valid until the next call), trailer."""
+def encode(plain: memoryview, scratch: Scratch) -> tuple[int, memoryview]:
+    """Compress a blob if it is worth it; returns codec and payload (valid until the next call)."""
     packed = _compress(plain, scratch)
-    if packed is None:
-        return plain, _TRAILER.pack(_MAGIC, _RAW, len(plain))
-    return packed, _TRAILER.pack(_MAGIC, _ZSTD, len(plain))
+    return (RAW, plain) if packed is None else (ZSTD, packed)
 
 
 def _compress(plain: memoryview, scratch: Scratch) -> memoryview | None:
     size = len(plain)
-    if size > 2 * _SAMPLE * _SAMPLES:
+    if size > 2 * PAGE * _SAMPLES:
         # Noise is known by a few pages of it, at a thirtieth of the cost.
         step = size // _SAMPLES
-        sample = b"".join([plain[at : at + _SAMPLE] for at in range(0, step * _SAMPLES, step)])
+        sample = b"".join([plain[at : at + PAGE] for at in range(0, step * _SAMPLES, step)])
         if len(scratch.compressor.compress(sample)) > 0.95 * len(sample):
             return None
     # Raw is quicker to read, so it takes more than a few per cent to give it up.
-    room = size - size // 16
-    if room > len(scratch.stored):
-        scratch.stored = bytearray(room)
-    packed = memoryview(scratch.stored)[:room]
+    packed = scratch.room(max(BLOB, size))[: size - size // 16]
     done = 0
     with scratch.compressor.stream_reader(plain, size=size) as reader:
-        while done < room:
+        while done < len(packed):
             got = reader.readinto(packed[done:])
             if got == 0:
                 return packed[:done]
@@ -80,45 +81,29 @@ def _compress(plain: memoryview, scratch: Scratch) -> memoryview | None:
     return None
 
 
-def decode(stored: memoryview, size: int, scratch: Scratch) -> memoryview:
-    """Get a block of `size` bytes out of a chunk file's content.
-
-    The result lies in `stored` or in the thread's buffer.
+def decode(codec: int, payload: memoryview, into: memoryview, scratch: Scratch) -> None:
+    """Get a blob of the size of `into` out of its payload.
 
     Raises
     ------
     Damaged
-        Truncated or altered so that it cannot be decoded; other alteration is for the
-        caller to find by the checksum.
+        Cut off or altered so that it cannot be decoded; other alteration is for the
+        caller to find by the name.
     """
-    if len(stored) < TRAILER_SIZE:
-        raise Damaged("a block is cut off")
-    payload, trailer = stored[:-TRAILER_SIZE], stored[-TRAILER_SIZE:]
-    magic, codec, plain_size = _TRAILER.unpack(trailer)
-    if magic != _MAGIC or plain_size != size:
-        raise Damaged("a block is cut off")
-    if trailer != _TRAILER.pack(magic, codec, plain_size):
+    if codec == RAW:
+        if len(payload) != len(into):
+            raise Damaged("a block has the wrong size")
+        into[:] = payload
+        return
+    if codec != ZSTD:
         raise Damaged("a block is stored in an unknown way")
-    if codec == _RAW and len(payload) == size:
-        return payload
-    if codec != _ZSTD:
-        raise Damaged("a block is stored in an unknown way")
-    if size > len(scratch.plain):
-        scratch.plain = bytearray(size)
-    plain = memoryview(scratch.plain)[:size]
     try:
         with scratch.decompressor.stream_reader(payload) as reader:
             done = 0
-            while done < size:
-                got = reader.readinto(plain[done:])
+            while done < len(into):
+                got = reader.readinto(into[done:])
                 if got == 0:
                     raise Damaged("a block is cut off")
                 done += got
     except zstandard.ZstdError as error:
         raise Damaged("a block cannot be decompressed") from error
-    return plain
-
-
-def is_whole(fd: int, size: int) -> bool:
-    """Whether an open chunk file of `size` bytes has its trailer, so was written to its end."""
-    return size >= TRAILER_SIZE and os.pread(fd, 4, size - TRAILER_SIZE) == _MAGIC

@@ -1,67 +1,49 @@
-"""A state's two descriptions: the manifest (small, JSON) and the index (which blocks).
-
-The manifest is read for every list of states; the index only to read a state
-back or to collect garbage, so it is an object of its own among the chunks.
-"""
+"""A state's manifest: small, all that a list of states and a collection of garbage need."""
 
 from __future__ import annotations
 
-import hmac
-from pathlib import PurePosixPath
-
 import msgspec
-from blake3 import blake3
 
-from ..errors import CkptError
+from .damage import Damaged, TooNew
 from .records import FORMAT, StateMeta, StateRecord
+from .seal import Sealing
 
-#: Bytes of a chunk's name.
+#: Bytes of a blob's name.
 NAME_SIZE = 32
-#: Stands for a block of zeros in an index.
-ZERO_NAME = bytes(NAME_SIZE)
 
 
-class DirEntry(msgspec.Struct, kw_only=True, array_like=True):
-    """A folder of an image directory; `path` is relative, as the file system spells it."""
+class IndexPlace(msgspec.Struct, kw_only=True):
+    """Where a state's index is: a blob of a pack, of `size` plain bytes.
 
-    path: bytes
-    mode: int
-
-
-class FileEntry(msgspec.Struct, kw_only=True, array_like=True):
-    """A file of an image directory.
-
-    `blocks` holds the chunk names one after the other; `extents` the (offset, length)
-    of what is data in a sparse file, in bytes, or ``None`` if all of it is.
+    `salt` (of the pack) and `name` (of the plain index) are hex.
     """
 
-    path: bytes
-    mode: int
-    mtime_ns: int
+    pack: str
+    number: int
+    offset: int
+    length: int
+    codec: int
     size: int
-    blocks: bytes
-    extents: list[tuple[int, int]] | None = None
-
-
-class Index(msgspec.Struct, kw_only=True, array_like=True):
-    """Everything in an image directory."""
-
-    format: int
-    block_size: int
-    dirs: list[DirEntry]
-    files: list[FileEntry]
+    salt: str
+    name: str
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """What a manifest says; `index` is the chunk name of the index, in hex."""
+    """What a manifest says.
+
+    `packs` has the bytes that the state uses of each pack it counts on, `parent` the state
+    that it shares them with, and `key_id` the key that its own packs are sealed with.
+    """
 
     format: int
     id: str
     created: str
     size: int
     stored_size: int
-    index: str
-    index_size: int
+    parent: str | None
+    key_id: str | None
+    index: IndexPlace
+    packs: dict[str, int]
     meta: StateMeta
 
     def record(self) -> StateRecord:
@@ -73,110 +55,56 @@ class Body(msgspec.Struct, kw_only=True):
             stored_size=self.stored_size,
             meta=self.meta,
             format=self.format,
+            parent=self.parent,
         )
-
-
-class _Envelope(msgspec.Struct):
-    blake3: str
-    body: msgspec.Raw
 
 
 class _Version(msgspec.Struct):
     format: int
 
 
-class Damaged(Exception):
-    """A manifest, index or chunk is not what was written; the message says how."""
+def encode_manifest(body: Body, sealing: Sealing) -> bytes:
+    """Make a manifest's file."""
+    return sealing.seal_manifest(msgspec.json.encode(body), _context(body.meta.kernel_id, body.id))
 
 
-class TooNew(Exception):
-    """A manifest was written by a newer version; the message says which format."""
+def decode_manifest(data: bytes, sealing: Sealing, kernel_id: str, state_id: str) -> Body:
+    """Check and parse a manifest's file.
 
-
-def encode_manifest(body: Body, key: bytes) -> bytes:
-    """Serialise a manifest with its checksum."""
-    raw = msgspec.json.encode(body)
-    digest = blake3(raw, key=key).hexdigest()
-    return msgspec.json.encode(_Envelope(blake3=digest, body=msgspec.Raw(raw))) + b"\n"
-
-
-def decode_manifest(data: bytes, key: bytes) -> Body:
-    """Check and parse a manifest.
+    Parameters
+    ----------
+    data
+        The file's content.
+    sealing
+        The owner's keys.
+    kernel_id, state_id
+        Whose manifest the file's place says that it is.
 
     Raises
     ------
     Damaged
-        Altered or truncated.
+        Altered, cut off, or of another state.
     TooNew
         Intact, of a later format.
+    CkptError
+        ``key_missing``, ``wrong_key``.
     """
-    try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Damaged("its manifest is cut off or unreadable") from error
-    raw = bytes(envelope.body)
-    if not hmac.compare_digest(blake3(raw, key=key).hexdigest().encode(), envelope.blake3.encode()):
-        raise Damaged("its manifest does not match its checksum")
+    raw = sealing.open_manifest(data, _context(kernel_id, state_id))
     try:
         version = msgspec.json.decode(raw, type=_Version).format
         if version > FORMAT:
             raise TooNew(f"format {version}")
         body = msgspec.json.decode(raw, type=Body)
-        if len(bytes.fromhex(body.index)) != NAME_SIZE:
-            raise Damaged("its manifest names no index")
+        named = bytes.fromhex(body.index.name)
+        bytes.fromhex(body.index.salt)
     except (msgspec.DecodeError, ValueError) as error:
         raise Damaged("its manifest is incomplete") from error
+    if len(named) != NAME_SIZE or body.index.pack not in body.packs:
+        raise Damaged("its manifest names no index")
+    if body.id != state_id or body.meta.kernel_id != kernel_id:
+        raise Damaged("its manifest belongs to another state")
     return body
 
 
-def encode_index(index: Index) -> bytes:
-    """Serialise an index."""
-    return msgspec.msgpack.encode(index)
-
-
-def decode_index(data: bytes | memoryview) -> Index:
-    """Parse an index and check that it makes sense.
-
-    Raises
-    ------
-    Damaged
-        Nonsense, or paths that would lead out of the folder.
-    """
-    try:
-        index = msgspec.msgpack.decode(data, type=Index)
-    except msgspec.DecodeError as error:
-        raise Damaged("its list of blocks is unreadable") from error
-    if index.format > FORMAT or index.block_size < 4096:
-        raise Damaged("its list of blocks is of an unknown kind")
-    for folder in index.dirs:
-        _check_path(folder.path)
-    for file in index.files:
-        _check_path(file.path)
-        if file.size < 0 or len(file.blocks) != NAME_SIZE * -(-file.size // index.block_size):
-            raise Damaged("its list of blocks has the wrong length")
-    return index
-
-
-def _check_path(path: bytes) -> None:
-    text = path.decode("utf-8", "surrogateescape")
-    pure = PurePosixPath(text)
-    if not text or "\0" in text or pure.is_absolute() or ".." in pure.parts or str(pure) != text:
-        raise Damaged("its list of files holds an impossible name")
-
-
-def damaged(state_id: str, why: str) -> CkptError:
-    """Build the error for a state that cannot be read back whole."""
-    return CkptError(
-        "state_damaged",
-        f"The saved state {state_id} is damaged: {why}.",
-        hint="Restore an older state of this kernel; this one cannot be used.",
-    )
-
-
-def too_new(state_id: str, why: str) -> CkptError:
-    """Build the error for a state of a later format."""
-    return CkptError(
-        "not_restorable",
-        f"The saved state {state_id} was written by a newer version ({why}).",
-        hint="Upgrade jupyter-gpu-ckpt to restore it.",
-    )
+def _context(kernel_id: str, state_id: str) -> bytes:
+    return f"{kernel_id}/{state_id}".encode()

@@ -19,7 +19,6 @@ from .layout import check_private, check_safe_root, create_once, is_state_id, ma
 from .records import FORMAT
 from .seal import KeySealing, LockedSealing, NullSealing, Sealing
 
-_CHUNK_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 chunk names v1"
 _MANIFEST_CONTEXT = "jupyter-gpu-ckpt 2026-12-01 manifest checksums v1"
 _NAME_CONTEXT = "jupyter-gpu-ckpt 2026-12-02 blob names v2"
 _FOOTER_CONTEXT = "jupyter-gpu-ckpt 2026-12-02 footer checksums v2"
@@ -55,7 +54,6 @@ class OwnerStore:
 
     def __init__(self, folder: Path, key: bytes, ring: KeyRing | None = None) -> None:
         self.folder = folder
-        self.chunks = folder / "chunks"
         self.packs = folder / "packs"
         self.kernels = folder / "kernels"
         self.writers = folder / "writers"
@@ -68,8 +66,6 @@ class OwnerStore:
         )
         self._key = key
         self._ring = ring
-        self.chunk_key = blake3(key, derive_key_context=_CHUNK_CONTEXT).digest()
-        self.manifest_key = blake3(key, derive_key_context=_MANIFEST_CONTEXT).digest()
 
     @property
     def page_seed(self) -> int:
@@ -190,7 +186,7 @@ def open_owner(
         key = _create_key(folder)
     store = OwnerStore(folder, key, ring)
     if create:
-        for part in (store.chunks, store.kernels, store.writers):
+        for part in (store.packs, store.kernels, store.writers):
             make_private_dir(part)
         if ring is not None and ring.encrypts:
             # Without the key nothing is encrypted either; who saves is told.
@@ -222,6 +218,13 @@ def _read_key(path: Path) -> bytes | None:
                 f"The state store in {path.parent} has format {version}; "
                 f"this version of jupyter-gpu-ckpt reads formats up to {FORMAT}.",
                 hint="Upgrade jupyter-gpu-ckpt.",
+            )
+        if version < FORMAT:
+            raise CkptError(
+                "store_unavailable",
+                f"The state store in {path.parent} was made by a development version of "
+                "jupyter-gpu-ckpt; no released version reads it.",
+                hint=f"Move the folder away to start anew: mv {path.parent} {path.parent}.old",
             )
         content = msgspec.json.decode(data, type=_StoreFile)
         key = bytes.fromhex(content.key)

@@ -15,13 +15,23 @@ Item = TypeVar("Item")
 Progress = Callable[[int, int], None]
 
 _PROGRESS_SECONDS = 0.1
+# Bytes of a thread's buffers: plain, encoded and encrypted, and what the libraries take.
+_A_THREAD = 4 << 20
 
 
-def worker_count(wanted: int | None) -> int:
-    """Threads to use: a few more than cores, because some wait for the disk."""
-    if wanted is not None:
-        return max(1, wanted)
-    return min(16, len(os.sched_getaffinity(0)) + 2)
+def worker_count(wanted: int | None, memory: int) -> int:
+    """Threads to use: a few more than cores, because some wait for the disk.
+
+    Parameters
+    ----------
+    wanted
+        Not more than this; ``None`` for what fits the machine.
+    memory
+        Bytes that buffers may take, of which each thread needs some.
+    """
+    if wanted is None:
+        wanted = min(16, len(os.sched_getaffinity(0)) + 2)
+    return max(1, min(wanted, memory // (4 * _A_THREAD)))
 
 
 class Pool(Generic[Item]):

@@ -93,14 +93,7 @@ class Presence:
             self.end()
             raise
         self.folder = writers / name
-        # Format 1: what it makes from now on is younger than its beginning.
-        os.utime(self._fd)
-        self.start_ns = os.fstat(self._fd).st_mtime_ns
-        self._began = self._touched = time.monotonic()
-
-    def now_ns(self) -> int:
-        """Return the store's time, in nanoseconds; never goes back (format 1)."""
-        return self.start_ns + int((time.monotonic() - self._began) * 1e9)
+        self._touched = time.monotonic()
 
     def touch(self) -> None:
         """Say that this writer lives; cheap enough to call for every block."""
@@ -196,21 +189,3 @@ def _lives(fd: int, writer: _Writer | None, age: float) -> bool:
     if writer is not None and writer.locked and writer.boot_id == boot_id():
         return False
     return age < _FRESH_SECONDS
-
-
-# -- format 1 ---------------------------------------------------------------------------------
-
-
-def store_now_ns(writers: Path) -> int:
-    """Time by the clock of the store's file system, in nanoseconds."""
-    return int(store_now(writers) * 1e9)
-
-
-def alive_since(folder: Path, now_ns: int) -> int | None:
-    """When the writer that owns `folder` began, in nanoseconds; ``None`` if it is dead."""
-    found = look_at(folder, now_ns / 1e9)
-    if found is None or not found.alive:
-        return None
-    with suppress(FileNotFoundError, NotADirectoryError):
-        return (folder / _FILE).stat().st_mtime_ns
-    return now_ns

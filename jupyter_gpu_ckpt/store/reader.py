@@ -1,119 +1,37 @@
-"""Reads a state back: as files below a folder, or one file as a stream; every block verified."""
+"""Reads a state back: as files below a folder, or one file as a stream; every blob verified."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import CkptError
 from .ahead import Ahead
-from .chunks import Chunks
-from .codec import Scratch
+from .blobcache import BlobCache
+from .blobreader import BlobReader
+from .codec import BLOB, PAGE, Scratch
+from .damage import Damaged, TooNew, damaged, too_new
+from .index import FileEntry, load_index
 from .layout import make_private_dir, store_error, translated
-from .manifest import (
-    NAME_SIZE,
-    ZERO_NAME,
-    Body,
-    Damaged,
-    FileEntry,
-    Index,
-    damaged,
-    decode_index,
-)
+from .manifest import Body
+from .owner import OwnerStore
+from .packs import PackSource, read_footer
 from .pool import Pool, Progress
+from .rebuilding import Reading
+from .records import LostRange, StateRecord, VerifyResult
 
 _READING = "read from the state store"
 _REBUILDING = "write the files to restore from"
 
 
-def load_index(chunks: Chunks, name: str, size: int, scratch: Scratch) -> Index:
-    """Read a state's index.
-
-    Raises
-    ------
-    Damaged
-        Missing or altered.
-    OSError
-        Not readable.
-    """
-    try:
-        data = chunks.read(bytes.fromhex(name), size, scratch)
-    except Damaged as error:
-        raise Damaged(f"its list of blocks cannot be read ({error})") from error
-    return decode_index(data)
-
-
-class _Rebuilding:
-    """A file being read back, and perhaps written."""
-
-    def __init__(self, entry: FileEntry, path: bytes) -> None:
-        self.entry = entry
-        self.path = path
-        self.names = [
-            entry.blocks[at : at + NAME_SIZE] for at in range(0, len(entry.blocks), NAME_SIZE)
-        ]
-        self.left = sum(name != ZERO_NAME for name in self.names)
-        self.fd = -1
-        self._writing = threading.Lock()
-        self._starts = [offset for offset, _ in entry.extents or []]
-
-    def data_size(self, block_size: int) -> int:
-        """Bytes to write, in whole blocks but for the end of the file."""
-        size = self.left * block_size
-        if self.names and self.names[-1] != ZERO_NAME:
-            size -= len(self.names) * block_size - self.entry.size
-        return size
-
-    def create(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        self.fd = os.open(self.path, flags, 0o600)
-        if self.entry.size:
-            os.ftruncate(self.fd, self.entry.size)
-
-    def write(self, plain: memoryview, offset: int) -> None:
-        """Write a block, leaving out what was a hole."""
-        extents = self.entry.extents
-        if extents is None:
-            self._pwrite(plain, offset)
-            return
-        end = offset + len(plain)
-        for start, length in extents[max(0, bisect_right(self._starts, offset) - 1) :]:
-            if start >= end:
-                break
-            first, last = max(start, offset), min(start + length, end)
-            if first < last:
-                self._pwrite(plain[first - offset : last - offset], first)
-
-    def _pwrite(self, data: memoryview, offset: int) -> None:
-        # The kernel lets one thread at a time write to a file, and the others spin:
-        # waiting here leaves the processor to those that decompress.
-        with self._writing:
-            while data:
-                done = os.pwrite(self.fd, data, offset)
-                data, offset = data[done:], offset + done
-
-    def finish(self) -> None:
-        os.fchmod(self.fd, self.entry.mode & 0o777)
-        os.utime(self.fd, ns=(self.entry.mtime_ns, self.entry.mtime_ns))
-        self.close()
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-class _Block(NamedTuple):
-    file: _Rebuilding
-    name: bytes
-    offset: int
-    size: int
+class _Window(NamedTuple):
+    reading: Reading
+    number: int
 
 
 class StateReader:
@@ -121,37 +39,68 @@ class StateReader:
 
     Thread-safe: several files may be streamed at once. A context manager.
 
+    Attributes
+    ----------
+    record
+        The state.
+    index
+        What it is made of.
+
     Raises
     ------
     CkptError
-        Every method raises ``state_damaged`` (names the file) for a block that is missing or
-        not what was written, ``store_unavailable`` for one that cannot be read, and
-        ``cancelled``.
+        Every method raises ``state_damaged`` (names the file) for a blob that is missing or
+        not what was written, ``store_unavailable`` for one that cannot be read,
+        ``key_missing`` and ``wrong_key`` for one that cannot be decrypted, and ``cancelled``.
     """
 
-    def __init__(self, chunks: Chunks, body: Body, *, level: int, workers: int) -> None:
-        self._chunks = chunks
-        self._body = body
+    def __init__(
+        self,
+        owner: OwnerStore,
+        body: Body,
+        source: PackSource,
+        *,
+        level: int,
+        workers: int,
+        memory: int,
+        on_damage: Callable[[str], None] | None = None,
+    ) -> None:
+        self.record: StateRecord = body.record()
+        self._owner = owner
+        self._source = source
         self._level = level
         self._workers = workers
         self._lock = threading.Lock()
         try:
             with translated(_READING):
-                index = load_index(chunks, body.index, body.index_size, Scratch(level))
+                self.index = load_index(source, owner.sealing, owner.name_key, body)
         except Damaged as error:
             raise damaged(body.id, str(error)) from error
-        self._index = index
+        except TooNew as error:
+            raise too_new(body.id, str(error)) from error
+        self._at_close = ExitStack()
+        self._blobs = BlobReader(owner, self.index, source, on_damage)
+        self._cache = BlobCache(self.index.blobs.pages, self._blobs.load, memory)
         self._streams = 0
 
     def __enter__(self) -> StateReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go of what is open: nothing is, between two calls."""
+        """Let go of what is open."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._at_close.close()
+
+    def at_close(self, stack: ExitStack) -> None:
+        """Have a stack closed with the reader."""
+        self._at_close.push(stack)
 
     def files(self) -> list[tuple[bytes, int]]:
         """Relative paths and sizes, in bytes, of all files of the state."""
-        return [(entry.path, entry.size) for entry in self._index.files]
+        return [(entry.path, entry.size) for entry in self.index.files]
 
     def extract(
         self,
@@ -167,7 +116,7 @@ class StateReader:
         ----------
         dest
             Folder that is empty or not there yet; made with mode 0700. Files get their saved
-            mode and time, sparse ones stay sparse. Nothing stays behind on failure.
+            mode and time, zeros are holes. Nothing stays behind on failure.
         skip
             Says of a file's relative path whether to leave it out.
         progress
@@ -204,7 +153,7 @@ class StateReader:
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
-        """Read all blocks of some files and look whether they are as they were written.
+        """Read all blobs of some files and look whether they are as they were written.
 
         Parameters
         ----------
@@ -213,10 +162,76 @@ class StateReader:
         progress, cancel
             As for :meth:`extract`.
         """
-        files = [_Rebuilding(e, e.path) for e in self._index.files if only(e.path)]
-        self._pool(files, self._check_block, progress, cancel).run(
-            block for file in files for block in self._blocks(file)
-        )
+        result = self.check(only, progress=progress, cancel=cancel)
+        for lost in result.lost:
+            where = f"{os.fsdecode(lost.path)} at byte {lost.offset}: {lost.why}"
+            raise damaged(self.record.id, where)
+
+    def check(
+        self,
+        only: Callable[[bytes], bool] | None = None,
+        *,
+        progress: Progress | None = None,
+        cancel: threading.Event | None = None,
+    ) -> VerifyResult:
+        """Read all blobs and say which ranges of which files are lost.
+
+        Parameters
+        ----------
+        only
+            Says of a file's relative path whether it is looked at; ``None`` for all.
+        progress, cancel
+            As for :meth:`extract`.
+        """
+        files = [entry for entry in self.index.files if only is None or only(entry.path)]
+        blobs = self.index.blobs
+        used = {run.blob for entry in files for run in self.index.runs_of(entry)}
+        order = sorted(used, key=lambda blob: (blobs.pack[blob], blobs.offset[blob]))
+        bad: dict[int, str] = {}
+
+        def look(blob: int, scratch: Scratch) -> int:
+            try:
+                self._blobs.load(
+                    blob, memoryview(scratch.plain)[: blobs.pages[blob] * PAGE], scratch
+                )
+            except Damaged as error:
+                bad[blob] = str(error)
+            except OSError as error:
+                bad[blob] = error.strerror or str(error)
+            return blobs.length[blob]
+
+        total = sum(blobs.length[blob] for blob in used)
+        self._blobs.want(order)
+        self._pool(look, total, progress, cancel).run(iter(order))
+        footers: list[str] = []
+        for pack in sorted({blobs.pack[blob] for blob in used}):
+            entry = self.index.packs[pack]
+            try:
+                with translated(_READING):
+                    read_footer(self._source, entry.id, self._owner.footer_key, self._owner.sealing)
+            except (Damaged, TooNew):
+                footers.append(entry.id)
+                self._blobs.suspect(pack)
+        lost = list(self._lost(files, bad))
+        return VerifyResult(self.record.id, len(order), total, lost, footers)
+
+    def _lost(self, files: list[FileEntry], bad: dict[int, str]) -> Iterator[LostRange]:
+        for entry in files if bad else []:
+            last: LostRange | None = None
+            for run in self.index.runs_of(entry):
+                why = bad.get(run.blob)
+                if why is None:
+                    continue
+                offset = run.page * PAGE
+                length = min(run.pages * PAGE, entry.size - offset)
+                if last is not None and last.why == why and last.offset + last.length == offset:
+                    last = last._replace(length=last.length + length)
+                    continue
+                if last is not None:
+                    yield last
+                last = LostRange(entry.path, offset, length, why)
+            if last is not None:
+                yield last
 
     @contextmanager
     def stream(
@@ -224,7 +239,7 @@ class StateReader:
     ) -> Iterator[Iterator[memoryview]]:
         """One file's content in order, holes as zeros, read ahead by threads.
 
-        A piece is valid until the next but one is taken. Memory is bounded by about 2 MiB a
+        A piece is valid until the next but one is taken. Memory is bounded by about 3 MiB a
         thread and file; the more files are streamed at once, the fewer threads each gets.
 
         Parameters
@@ -239,27 +254,36 @@ class StateReader:
         KeyError
             The state has no such file.
         """
-        entry = next((e for e in self._index.files if e.path == path), None)
+        entry = next((e for e in self.index.files if e.path == path), None)
         if entry is None:
             raise KeyError(path)
-        file, step = _Rebuilding(entry, path), self._index.block_size
-        zeros = memoryview(bytes(min(step, entry.size)))
+        reading = Reading(self.index, entry, path)
+        zeros = memoryview(bytes(min(BLOB, entry.size)))
+        begun: set[int] = set()
 
         def read(number: int, scratch: Scratch) -> memoryview:
-            name, offset = file.names[number], number * step
-            size = min(step, entry.size - offset)
-            if name == ZERO_NAME:
-                return zeros[:size]
-            return self._read(_Block(file, name, offset, size), scratch)
+            plain = memoryview(scratch.plain)[: reading.window_size(number)]
+            begun.add(number)
+            at = 0
+            for begin, end in self._fill(reading, number, scratch):
+                plain[at:begin] = zeros[: max(0, min(begin, len(plain)) - at)]
+                at = min(end, len(plain))
+            plain[at:] = zeros[: len(plain) - at]
+            return plain
 
         with self._lock:
             self._streams += 1
             workers = max(2, self._workers // self._streams)
+        count = -(-entry.size // BLOB)
+        self._blobs.want(reading.blobs())
+        self._cache.expect(reading.blobs())
         try:
-            ahead = Ahead(read, len(file.names), workers=workers, level=self._level, cancel=cancel)
+            ahead = Ahead(read, count, workers=workers, level=self._level, cancel=cancel)
             with ahead as pieces:
                 yield pieces
         finally:
+            # Windows are begun in order.
+            self._cache.forget(reading.blobs(len(begun)))
             with self._lock:
                 self._streams -= 1
 
@@ -271,72 +295,90 @@ class StateReader:
         cancel: threading.Event | None,
     ) -> None:
         root = os.fsencode(dest)
-        files = [
-            _Rebuilding(e, os.path.join(root, e.path))
-            for e in self._index.files
-            if skip is None or not skip(e.path)
+        readings = [
+            Reading(self.index, entry, os.path.join(root, entry.path))
+            for entry in self.index.files
+            if skip is None or not skip(entry.path)
         ]
-        pool = self._pool(files, self._rebuild_block, progress, cancel)
+        total = 0
+        for reading in readings:
+            for window in reading.windows():
+                reading.left += 1
+                total += reading.window_size(window)
+            self._cache.expect(reading.blobs())
+        self._blobs.want(blob for reading in readings for blob in reading.blobs())
         try:
             with translated(_REBUILDING):
-                for entry in self._index.dirs:
-                    os.mkdir(os.path.join(root, entry.path), 0o700)
-                pool.run(self._created(files))
+                for folder in self.index.dirs:
+                    os.mkdir(os.path.join(root, folder.path), 0o700)
+                pool = self._pool(self._rebuild_window, total, progress, cancel)
+                pool.run(_created(readings))
                 # Children first: a folder may end up without write permission.
-                for entry in reversed(self._index.dirs):
-                    os.chmod(os.path.join(root, entry.path), entry.mode & 0o777)
+                for folder in reversed(self.index.dirs):
+                    os.chmod(os.path.join(root, folder.path), folder.mode & 0o777)
         finally:
-            for file in files:
-                file.close()
+            for reading in readings:
+                reading.close()
+
+    def _rebuild_window(self, window: _Window, scratch: Scratch) -> int:
+        reading = window.reading
+        size = reading.window_size(window.number)
+        plain = memoryview(scratch.plain)[:size]
+        for begin, end in self._fill(reading, window.number, scratch):
+            reading.write(plain[begin:end], window.number * BLOB + begin)
+        with self._lock:
+            reading.left -= 1
+            last = reading.left == 0
+        if last:
+            reading.finish()
+        return size
+
+    def _fill(self, reading: Reading, window: int, scratch: Scratch) -> list[tuple[int, int]]:
+        """Read a window into the thread's buffer; returns where in it data is, not zeros."""
+        plain = memoryview(scratch.plain)
+        filled: list[tuple[int, int]] = []
+        for page, count, blob, first in reading.pieces(window):
+            begin, end = page * PAGE, (page + count) * PAGE
+            try:
+                whole = count == self.index.blobs.pages[blob]
+                if whole and self._cache.only_use(blob):
+                    self._blobs.load(blob, plain[begin:end], scratch)
+                else:
+                    with self._cache.use(blob, scratch) as found:
+                        plain[begin:end] = found[first * PAGE : (first + count) * PAGE]
+            except Damaged as error:
+                offset = window * BLOB + begin
+                where = f"{os.fsdecode(reading.entry.path)} at byte {offset}: {error}"
+                raise damaged(self.record.id, where) from error
+            except OSError as error:
+                raise store_error(error, _READING) from error
+            if filled and filled[-1][1] == begin:
+                filled[-1] = (filled[-1][0], end)
+            else:
+                filled.append((begin, end))
+        return filled
 
     def _pool(
         self,
-        files: list[_Rebuilding],
-        work: Callable[[_Block, Scratch], int],
+        work: Callable[..., int],
+        total: int,
         progress: Progress | None,
         cancel: threading.Event | None,
-    ) -> Pool[_Block]:
+    ) -> Pool[Any]:
         return Pool(
             work,
-            total=sum(file.data_size(self._index.block_size) for file in files),
+            total=total,
             workers=self._workers,
             level=self._level,
             progress=progress,
             cancel=cancel,
         )
 
-    def _created(self, files: list[_Rebuilding]) -> Iterator[_Block]:
-        for file in files:
-            file.create()
-            if not file.left:
-                file.finish()
-            yield from self._blocks(file)
 
-    def _blocks(self, file: _Rebuilding) -> Iterator[_Block]:
-        for number, name in enumerate(file.names):
-            if name != ZERO_NAME:
-                offset = number * self._index.block_size
-                size = min(self._index.block_size, file.entry.size - offset)
-                yield _Block(file, name, offset, size)
-
-    def _read(self, block: _Block, scratch: Scratch) -> memoryview:
-        try:
-            return self._chunks.read(block.name, block.size, scratch)
-        except Damaged as error:
-            where = f"{os.fsdecode(block.file.entry.path)} at byte {block.offset}: {error}"
-            raise damaged(self._body.id, where) from error
-        except OSError as error:
-            raise store_error(error, _READING) from error
-
-    def _check_block(self, block: _Block, scratch: Scratch) -> int:
-        return len(self._read(block, scratch))
-
-    def _rebuild_block(self, block: _Block, scratch: Scratch) -> int:
-        file = block.file
-        file.write(self._read(block, scratch), block.offset)
-        with self._lock:
-            file.left -= 1
-            last = file.left == 0
-        if last:
-            file.finish()
-        return block.size
+def _created(readings: list[Reading]) -> Iterator[_Window]:
+    for reading in readings:
+        reading.create()
+        if not reading.left:
+            reading.finish()
+        for number in reading.windows():
+            yield _Window(reading, number)

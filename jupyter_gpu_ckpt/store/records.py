@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 #: Version of the on-disk format this code writes, and the newest it reads (docs/format.md).
-FORMAT = 1
+FORMAT = 2
 
 
 class StateMeta(msgspec.Struct, kw_only=True):
@@ -43,7 +43,8 @@ class StateRecord(msgspec.Struct, kw_only=True):
     """One durable state.
 
     ``created`` is ISO 8601 in UTC; ``size`` is the logical size of the image
-    directory and ``stored_size`` what this state added to the store, in bytes.
+    directory and ``stored_size`` what this state added to the store, in bytes; ``parent``
+    is the id of the state whose pages it shares, which may be gone by now.
     """
 
     id: str
@@ -52,6 +53,7 @@ class StateRecord(msgspec.Struct, kw_only=True):
     stored_size: int
     meta: StateMeta
     format: int = FORMAT
+    parent: str | None = None
 
 
 class Lease(msgspec.Struct, kw_only=True):
@@ -78,7 +80,31 @@ class KernelRecord(msgspec.Struct, kw_only=True):
 
 
 class GcResult(NamedTuple):
-    """What a collection removed (or, dry, would remove): chunk files and bytes."""
+    """What a collection removed (or, dry, would remove): packs and bytes."""
 
-    chunks: int
+    packs: int
     bytes: int
+
+
+class LostRange(NamedTuple):
+    """A range of a saved file that cannot be read back, in bytes, and why."""
+
+    path: bytes
+    offset: int
+    length: int
+    why: str
+
+
+class VerifyResult(NamedTuple):
+    """What a verification read, and what it found.
+
+    ``blobs`` and ``bytes`` (as stored) were read. ``lost`` is empty for an intact state.
+    ``footers`` names packs whose list of pages is damaged: nothing of the state is lost,
+    but the next save stores anew what is in them.
+    """
+
+    state_id: str
+    blobs: int
+    bytes: int
+    lost: list[LostRange]
+    footers: list[str]

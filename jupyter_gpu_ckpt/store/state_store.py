@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import threading
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
-import msgspec
-
 from ..errors import CkptError
-from .chunks import Chunks
-from .collect import collect, manifests, manifests_of
+from .damage import Damaged, TooNew, damaged, too_new
+from .incremental import Parent
+from .index import load_index
+from .kernel_store import READING, WRITING, KernelStore
+from .keys import KeyRing
 from .layout import (
     check_kernel_id,
     check_state_id,
-    create_file,
-    move_into,
-    owner_folder,
-    sync_dir,
     translated,
     unknown_state,
 )
-from .manifest import Body, Damaged, TooNew, damaged, decode_manifest, too_new
-from .owner import OwnerStore, open_owner
+from .local_files import LocalFiles, delete_state
+from .manifest import Body, decode_manifest
+from .owner import OwnerStore, manifests_of
+from .packs import LocalPacks, PackSource
 from .pool import Progress, worker_count
+from .presence import Presence, reading
 from .reader import StateReader
-from .records import GcResult, KernelRecord, StateRecord
+from .records import GcResult, StateRecord, VerifyResult
+from .sweep import sweep
 from .writer import StateWriter
 
-_READING = "read from the state store"
-_WRITING = "write to the state store"
+# So many states are tried as parents of a new one.
+_PARENTS = 3
 
 
-class StateStore:
+class StateStore(KernelStore):
     """One owner's states in a local (or mounted) folder.
 
     Synchronous and thread-safe; the keeper calls it from worker threads. Several
@@ -47,53 +48,122 @@ class StateStore:
         Folder of the store; made on the first write, mode 0700.
     owner
         Whose states; other owners' are invisible.
+    sealing
+        The owner's keys; ``None`` for no encryption.
     compression_level
         zstd level.
     workers
         Threads for hashing, compressing, reading and writing; ``None`` for as many as
-        fit the machine. Memory is bounded by about 4 MiB a thread.
+        fit the machine.
+    memory_limit
+        Bytes that the buffers of one save or one restore take at most.
 
     Raises
     ------
     CkptError
         Every method raises ``store_unavailable`` for a store that cannot be read or
-        written, is open to other users, or has a newer format.
+        written, is open to other users, or has another format.
     """
 
     def __init__(
-        self, root: Path, owner: str, *, compression_level: int = 1, workers: int | None = None
+        self,
+        root: Path,
+        owner: str,
+        *,
+        sealing: KeyRing | None = None,
+        compression_level: int = 1,
+        workers: int | None = None,
+        memory_limit: int = 256 << 20,
     ) -> None:
-        self.root = Path(root)
-        self._name = owner_folder(owner)
+        super().__init__(root, owner, sealing)
         self._level = compression_level
-        self._workers = worker_count(workers)
+        self._workers = worker_count(workers, memory_limit)
+        self._memory = memory_limit
+        # Packs that were found damaged: nothing in them is counted on by a new state.
+        self._suspect: set[str] = set()
 
-    def _open(self) -> OwnerStore | None:
-        with translated(_READING):
-            return open_owner(self.root, self._name, create=False)
-
-    def _create(self) -> OwnerStore:
-        with translated(_WRITING):
-            owner = open_owner(self.root, self._name, create=True)
-        assert owner is not None
-        return owner
+    def _packs(self, owner: OwnerStore) -> PackSource:
+        return LocalPacks(owner.packs)
 
     # -- states ---------------------------------------------------------------
 
-    def begin(self, kernel_id: str) -> StateWriter:
+    def begin(self, kernel_id: str, *, parent: str | None = None) -> StateWriter:
         """Start a new state of a kernel; the keeper calls it when it saves.
+
+        Parameters
+        ----------
+        kernel_id
+            The kernel.
+        parent
+            Id of the state that the new one is most like; ``None`` for the newest intact one
+            of the kernel. Where it cannot be read an older one is taken, or none.
 
         Raises
         ------
         CkptError
-            ``unknown_kernel`` for an id that cannot be one, ``no_space``.
+            ``unknown_kernel`` for an id that cannot be one, ``no_space``, ``key_missing``.
         """
         check_kernel_id(kernel_id)
         owner = self._create()
+        # Without its key nothing can be saved, which should not cost the kernel a freeze.
+        key_id = owner.sealing.key_id
         now = datetime.now(timezone.utc)
         state_id = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        with translated(_WRITING):
-            return StateWriter(owner, kernel_id, state_id, level=self._level, workers=self._workers)
+        with translated(WRITING):
+            for body in self._likely_parents(kernel_id, parent):
+                if body.key_id != key_id:
+                    continue
+                # Pinned first: from here on no collector takes what it is made of.
+                presence = Presence(owner.writers, state_id, pins={body.id: body.packs})
+                try:
+                    known = self._parent(owner, body)
+                    if known is not None:
+                        return self._writer(owner, kernel_id, state_id, presence, known)
+                except BaseException:
+                    presence.end()
+                    raise
+                presence.end()
+            presence = Presence(owner.writers, state_id, pins={})
+            return self._writer(owner, kernel_id, state_id, presence, None)
+
+    def _likely_parents(self, kernel_id: str, parent: str | None) -> list[Body]:
+        found = [body for _, body in self._bodies(kernel_id) if isinstance(body, Body)]
+        found.sort(key=lambda body: (body.created, body.id), reverse=True)
+        if parent is not None:
+            with suppress(CkptError):
+                found.insert(0, self._body(parent)[1])
+        return found[:_PARENTS]
+
+    def _parent(self, owner: OwnerStore, body: Body) -> Parent | None:
+        """Get ready to compare with a state; ``None`` if it is gone or cannot be read."""
+        if not owner.manifest(body.meta.kernel_id, body.id).exists():
+            return None
+        source = self._packs(owner)
+        try:
+            index = load_index(source, owner.sealing, owner.name_key, body)
+        except (Damaged, TooNew):
+            return None
+        return Parent(
+            body.id, index, owner, source, memory=self._memory // 8, suspect=self._suspect
+        )
+
+    def _writer(
+        self,
+        owner: OwnerStore,
+        kernel_id: str,
+        state_id: str,
+        presence: Presence,
+        parent: Parent | None,
+    ) -> StateWriter:
+        return StateWriter(
+            owner,
+            kernel_id,
+            presence,
+            parent,
+            state_id=state_id,
+            level=self._level,
+            workers=self._workers,
+        )
 
     def states(self, kernel_id: str | None = None, path: str | None = None) -> list[StateRecord]:
         """List intact states, newest first, of one kernel or notebook path if given.
@@ -139,13 +209,12 @@ class StateStore:
         CkptError
             ``unknown_state``.
         """
-        _, path = self._find(state_id)
-        with translated(_WRITING):
+        owner, path = self._find(state_id)
+        with translated(WRITING):
             try:
-                path.unlink()
+                delete_state(owner, path)
             except FileNotFoundError:
                 raise unknown_state() from None
-            _sync_and_tidy(path.parent, path.parent.parent)
 
     def open(self, state_id: str) -> StateReader:
         """Open a state to read it back; the keeper calls it before a restore.
@@ -153,10 +222,27 @@ class StateStore:
         Raises
         ------
         CkptError
-            ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format).
+            ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format),
+            ``key_missing``, ``wrong_key``.
         """
         owner, body = self._body(state_id)
-        return StateReader(Chunks(owner), body, level=self._level, workers=self._workers)
+        with ExitStack() as stack:
+            # Whoever deletes the state: what it is made of stays until it is closed.
+            stack.enter_context(reading(owner.writers, state_id, body.packs))
+            owner, body = self._body(state_id)
+            source = self._packs(owner)
+            stack.callback(source.close)
+            reader = StateReader(
+                owner,
+                body,
+                source,
+                level=self._level,
+                workers=self._workers,
+                memory=self._memory // 2,
+                on_damage=self._suspect.add,
+            )
+            reader.at_close(stack.pop_all())
+            return reader
 
     def materialise(
         self,
@@ -169,6 +255,32 @@ class StateStore:
         """Rebuild a state's image directory, whole; see :meth:`StateReader.extract`."""
         with self.open(state_id) as reader:
             reader.extract(Path(dest), progress=progress, cancel=cancel)
+
+    def verify(
+        self,
+        state_id: str,
+        progress: Progress | None = None,
+        cancel: threading.Event | None = None,
+    ) -> VerifyResult:
+        """Read all of a state; says which ranges of which files are lost.
+
+        Parameters
+        ----------
+        state_id
+            Which state.
+        progress
+            Called with (bytes done, bytes in all) from a worker thread, at most every 0.1 s.
+        cancel
+            Set it to stop.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_state``; ``state_damaged`` when not even the list of what it holds can
+            be read; ``key_missing``, ``wrong_key``; ``cancelled``.
+        """
+        with self.open(state_id) as reader:
+            return reader.check(progress=progress, cancel=cancel)
 
     def gc(
         self,
@@ -193,14 +305,15 @@ class StateStore:
             return GcResult(0, 0)
         owner = self._create()
         with translated("tidy up the state store"):
-            return collect(owner, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+            files = LocalFiles(owner)
+            return sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
 
     def usage(self) -> int:
         """Bytes this owner's store takes on disk."""
         owner = self._open()
         if owner is None:
             return 0
-        with translated(_READING):
+        with translated(READING):
             return _disk_usage(os.fspath(owner.folder))
 
     def _bodies(self, kernel_id: str | None = None) -> list[tuple[str, Body | CkptError]]:
@@ -209,9 +322,9 @@ class StateStore:
         owner = self._open()
         if owner is None:
             return []
-        with translated(_READING):
+        with translated(READING):
             if kernel_id is None:
-                paths = list(manifests(owner))
+                paths = list(owner.manifests())
             else:
                 paths = list(manifests_of(owner.states_of(kernel_id)))
             found: list[tuple[str, Body | CkptError]] = []
@@ -228,7 +341,7 @@ class StateStore:
         check_state_id(state_id)
         owner = self._open()
         if owner is not None:
-            with translated(_READING):
+            with translated(READING):
                 for kernel in owner.kernel_folders():
                     path = kernel / "states" / f"{state_id}.json"
                     if path.is_file():
@@ -237,120 +350,23 @@ class StateStore:
 
     def _body(self, state_id: str) -> tuple[OwnerStore, Body]:
         owner, path = self._find(state_id)
-        with translated(_READING):
+        with translated(READING):
             try:
                 return owner, _load(owner, path)
             except FileNotFoundError:
                 raise unknown_state() from None
-
-    # -- kernel records -------------------------------------------------------
-
-    def put_kernel(self, record: KernelRecord) -> None:
-        """Write a kernel's record, whole or not at all; the keeper renews leases with it.
-
-        Raises
-        ------
-        CkptError
-            ``unknown_kernel`` for an id that cannot be one, ``no_space``.
-        """
-        check_kernel_id(record.kernel_id)
-        owner = self._create()
-        temporary = owner.writers / f".kernel-{secrets.token_hex(8)}"
-        with translated(_WRITING):
-            try:
-                create_file(temporary, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-                move_into(temporary, owner.kernels / record.kernel_id / "kernel.json")
-            finally:
-                temporary.unlink(missing_ok=True)
-
-    def kernel(self, kernel_id: str) -> KernelRecord | None:
-        """Look up a kernel's record; ``None`` if there is none.
-
-        Raises
-        ------
-        CkptError
-            ``state_damaged``: the record is there and unreadable.
-        """
-        check_kernel_id(kernel_id)
-        owner = self._open()
-        if owner is None:
-            return None
-        with translated(_READING):
-            return _load_kernel(owner.kernels / kernel_id / "kernel.json")
-
-    def kernels(self) -> list[KernelRecord]:
-        """List all readable kernel records, in order of their ids."""
-        owner = self._open()
-        if owner is None:
-            return []
-        records: list[KernelRecord] = []
-        with translated(_READING):
-            for folder in owner.kernel_folders():
-                try:
-                    record = _load_kernel(folder / "kernel.json")
-                except CkptError:
-                    continue
-                if record is not None:
-                    records.append(record)
-        return records
-
-    def delete_kernel(self, kernel_id: str) -> None:
-        """Remove a kernel's record, if there; its states stay."""
-        check_kernel_id(kernel_id)
-        owner = self._open()
-        if owner is None:
-            return
-        folder = owner.kernels / kernel_id
-        with translated(_WRITING):
-            try:
-                (folder / "kernel.json").unlink()
-            except FileNotFoundError:
-                return
-            _sync_and_tidy(folder)
 
 
 def _load(owner: OwnerStore, path: Path) -> Body:
     state_id = path.stem
     data = path.read_bytes()
     try:
-        body = decode_manifest(data, owner.manifest_key)
+        body = decode_manifest(data, owner.sealing, path.parent.parent.name, state_id)
     except Damaged as error:
         raise damaged(state_id, str(error)) from error
     except TooNew as error:
         raise too_new(state_id, str(error)) from error
-    if body.id != state_id or body.meta.kernel_id != path.parent.parent.name:
-        raise damaged(state_id, "its manifest belongs to another state")
     return body
-
-
-def _load_kernel(path: Path) -> KernelRecord | None:
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=KernelRecord)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CkptError(
-            "state_damaged",
-            f"The record of kernel {path.parent.name} is damaged.",
-            details=os.fspath(path),
-        ) from error
-    if record.kernel_id != path.parent.name:
-        raise CkptError("state_damaged", f"The record of kernel {path.parent.name} is another's.")
-    return record
-
-
-def _sync_and_tidy(*folders: Path) -> None:
-    """Make a removal durable, and remove the folders that it left empty."""
-    for folder in folders:
-        try:
-            sync_dir(folder)
-            folder.rmdir()
-        except FileNotFoundError:
-            continue  # another process tidied up first
-        except OSError as error:
-            if error.errno == errno.ENOTEMPTY:
-                return
-            raise
 
 
 def _disk_usage(folder: str) -> int:

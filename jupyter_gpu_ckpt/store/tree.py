@@ -10,26 +10,45 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..errors import CkptError
-from .manifest import DirEntry
+from .index import DirEntry, Segment
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Layout(NamedTuple):
+    """Which addresses the pages of a file have: they find each other from save to save by them.
+
+    `space` is a name for the addresses that is the same in the next save, `segments` are
+    (file offset, length, address) in bytes, multiples of a page, in order of the offset and
+    without overlap. Pages in none of them are stored anew each time.
+    """
+
+    space: str
+    segments: Sequence[Segment]
+
+
+Layouts = Callable[[bytes], Layout | None]
+
+
 class Source(Protocol):
-    """One file to store. `size` and extents are bytes; ``read_into`` is called from threads."""
+    """One file to store. `size` and extents are bytes; ``read_into`` is called from threads.
+
+    Where `layout` is ``None`` the address of a page is its offset in the file.
+    """
 
     path: bytes
     mode: int
     mtime_ns: int
     size: int
     extents: list[tuple[int, int]] | None
+    layout: Layout | None
 
     def open(self) -> None:
         """Get ready for reading; the writer calls it before the first block."""
@@ -48,9 +67,16 @@ class FileSource:
     """A regular file on disk; with `consume` its space is freed as it is stored."""
 
     def __init__(
-        self, path: bytes, file: bytes, found: os.stat_result, *, consume: bool = False
+        self,
+        path: bytes,
+        file: bytes,
+        found: os.stat_result,
+        *,
+        layout: Layout | None = None,
+        consume: bool = False,
     ) -> None:
         self.path = path
+        self.layout = layout
         self.mode = stat.S_IMODE(found.st_mode) & 0o777
         self.mtime_ns = found.st_mtime_ns
         self.size = found.st_size
@@ -124,8 +150,19 @@ def data_extents(fd: int, size: int) -> list[tuple[int, int]] | None:
     return None if extents == [(0, size)] else extents
 
 
-def scan(root: Path, *, consume: bool = False) -> Iterator[DirEntry | FileSource]:
+def scan(
+    root: Path, *, layouts: Layouts | None = None, consume: bool = False
+) -> Iterator[DirEntry | FileSource]:
     """Walk an image directory, parents before what is in them, names in order.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    layouts
+        Gives the layout of a file, by its path relative to `root`.
+    consume
+        See :class:`FileSource`.
 
     Raises
     ------
@@ -134,10 +171,12 @@ def scan(root: Path, *, consume: bool = False) -> Iterator[DirEntry | FileSource
     OSError
         Not readable.
     """
-    yield from _scan(os.fsencode(root), b"", consume)
+    yield from _scan(os.fsencode(root), b"", layouts, consume)
 
 
-def _scan(folder: bytes, prefix: bytes, consume: bool) -> Iterator[DirEntry | FileSource]:
+def _scan(
+    folder: bytes, prefix: bytes, layouts: Layouts | None, consume: bool
+) -> Iterator[DirEntry | FileSource]:
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
@@ -145,9 +184,10 @@ def _scan(folder: bytes, prefix: bytes, consume: bool) -> Iterator[DirEntry | Fi
         path = prefix + entry.name
         if stat.S_ISDIR(found.st_mode):
             yield DirEntry(path=path, mode=stat.S_IMODE(found.st_mode) & 0o777)
-            yield from _scan(entry.path, path + b"/", consume)
+            yield from _scan(entry.path, path + b"/", layouts, consume)
         elif stat.S_ISREG(found.st_mode):
-            yield FileSource(path, entry.path, found, consume=consume)
+            layout = layouts(path) if layouts is not None else None
+            yield FileSource(path, entry.path, found, layout=layout, consume=consume)
         else:
             raise CkptError(
                 "internal",

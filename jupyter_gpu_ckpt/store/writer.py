@@ -1,65 +1,41 @@
-"""Writes one new state: blocks first, the manifest last."""
+"""Writes one new state: pages that its parent lacks into packs first, the manifest last."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from ..errors import CkptError
-from .chunks import Chunks, Created
-from .codec import BLOCK, Scratch
+from blake3 import blake3
+from xxhash import xxh3_128_digest
+
+from .blobwriter import BlobWriter, Range
+from .codec import BLOB, BLOB_PAGES, PAGE, Scratch, encode
+from .incremental import Parent, default_space
+from .index import DirEntry, Index, NewRun, encode_index
 from .layout import create_file, move_into, sync_dir, translated
-from .manifest import (
-    NAME_SIZE,
-    Body,
-    DirEntry,
-    FileEntry,
-    Index,
-    encode_index,
-    encode_manifest,
-)
+from .manifest import Body, IndexPlace, encode_manifest
 from .owner import OwnerStore
+from .packwriter import PackWriter
 from .pool import Pool, Progress
 from .presence import Presence
 from .records import FORMAT, StateMeta, StateRecord
-from .tree import Source, scan
+from .storing import Storing
+from .tree import Layouts, Source, scan
 
-_ZEROS = bytes(BLOCK)
+_ZEROS = bytes(BLOB)
 _PROBE = 64
 _WRITING = "write to the state store"
 
 
-class _Reading:
-    """A source being read, and its entry in the index to be."""
+class _Window(NamedTuple):
+    """A mebibyte of a source, or what there is of it at the end."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.names = bytearray(NAME_SIZE * -(-source.size // BLOCK))
-        self.numbers = list(_data_blocks(source))
-        self.left = len(self.numbers)
-
-    def block_size(self, number: int) -> int:
-        return min(BLOCK, self.source.size - number * BLOCK)
-
-    def entry(self) -> FileEntry:
-        source = self.source
-        return FileEntry(
-            path=source.path,
-            mode=source.mode,
-            mtime_ns=source.mtime_ns,
-            size=source.size,
-            blocks=bytes(self.names),
-            extents=source.extents,
-        )
-
-
-class _Block(NamedTuple):
-    reading: _Reading
+    reading: Storing
+    position: int
     number: int
     size: int
 
@@ -75,26 +51,38 @@ class StateWriter:
     ----------
     state_id
         The id the state will have.
+    parent
+        Id of the state that it shares pages with, if any.
     """
 
     def __init__(
-        self, owner: OwnerStore, kernel_id: str, state_id: str, *, level: int, workers: int
+        self,
+        owner: OwnerStore,
+        kernel_id: str,
+        presence: Presence,
+        parent: Parent | None,
+        *,
+        state_id: str,
+        level: int,
+        workers: int,
+        on_pack: Callable[[str], None] | None = None,
     ) -> None:
         self.state_id = state_id
+        self.parent = None if parent is None else parent.state_id
         self._owner = owner
         self._kernel_id = kernel_id
+        self._presence = presence
+        self._known = parent
         self._level = level
         self._workers = workers
-        self._chunks = Chunks(owner)
+        self._packs = PackWriter(owner, state_id, presence.folder, on_pack)
         self._dirs: list[DirEntry] = []
-        self._files: list[FileEntry] = []
-        self._size = 0
+        self._files: list[Storing] = []
+        self._blobs = BlobWriter(owner, self._packs, parent)
         self._lock = threading.Lock()
-        self._counted_on: set[bytes] = set()
-        self._created: list[Created] = []
-        self._serial = 0
+        self._seed = owner.page_seed
+        self._zero_page = xxh3_128_digest(_ZEROS[:PAGE], self._seed)
         self._over = False
-        self._presence = Presence(owner.writers, state_id)
 
     def __enter__(self) -> StateWriter:
         return self
@@ -111,6 +99,7 @@ class StateWriter:
         self,
         source: Path,
         *,
+        layout: Layouts | None = None,
         consume: bool = False,
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
@@ -121,6 +110,8 @@ class StateWriter:
         ----------
         source
             The image directory; must not change meanwhile.
+        layout
+            Gives the addresses of a file's pages, by its path relative to `source`.
         consume
             Free the disk space of `source` while reading it (its files keep their size and
             read as zeros), so that image and state are never on disk both whole. Whatever
@@ -136,9 +127,11 @@ class StateWriter:
             ``no_space``, ``store_unavailable``, ``cancelled``; ``internal`` for an image
             that changes or holds something other than files and folders. The state can
             then only be aborted.
+        ValueError
+            A layout that is none.
         """
         with translated("read the image to be stored"):
-            found = list(scan(source, consume=consume))
+            found = list(scan(source, layouts=layout, consume=consume))
         self._dirs += [entry for entry in found if isinstance(entry, DirEntry)]
         self.add([s for s in found if not isinstance(s, DirEntry)], progress, cancel)
 
@@ -150,10 +143,10 @@ class StateWriter:
     ) -> None:
         """Store files from any kind of source; see :meth:`add_tree`."""
         self._check_open()
-        readings = [_Reading(source) for source in sources]
-        pool: Pool[_Block] = Pool(
-            self._store_block,
-            total=sum(r.block_size(number) for r in readings for number in r.numbers),
+        readings = [Storing(source) for source in sources]
+        pool: Pool[_Window] = Pool(
+            self._store_window,
+            total=sum(r.window_size(number) for r in readings for number in r.windows),
             workers=self._workers,
             level=self._level,
             progress=progress,
@@ -161,52 +154,87 @@ class StateWriter:
         )
         try:
             with translated(_WRITING):
-                pool.run(self._blocks(readings))
+                pool.run(self._windows(readings))
         finally:
             for reading in readings:
                 reading.source.close()
-        self._files += [reading.entry() for reading in readings]
-        self._size += sum(reading.source.size for reading in readings)
+        self._files += readings
 
-    def _blocks(self, readings: list[_Reading]) -> Iterator[_Block]:
+    def added(self) -> Iterator[tuple[bytes, int, int]]:
+        """Ranges of files that this save stored itself: (path, offset, length) in bytes."""
+        for reading in self._files:
+            runs = reading.runs
+            for page, count, blob in zip(runs.page, runs.count, runs.blob, strict=True):
+                if self._blobs.is_new(blob):
+                    yield reading.source.path, page * PAGE, count * PAGE
+
+    def _windows(self, readings: list[Storing]) -> Iterator[_Window]:
         for reading in readings:
-            if reading.numbers:
-                reading.source.open()
-            for number in reading.numbers:
-                yield _Block(reading, number, reading.block_size(number))
+            if not reading.windows:
+                continue
+            source = reading.source
+            source.open()
+            if self._known is not None:
+                layout = source.layout
+                name = default_space(source.path) if layout is None else layout.space
+                reading.space = self._known.space(name)
+            for position, number in enumerate(reading.windows):
+                yield _Window(reading, position, number, reading.window_size(number))
 
-    def _store_block(self, block: _Block, scratch: Scratch) -> int:
-        reading = block.reading
-        plain = memoryview(scratch.plain)[: block.size]
-        reading.source.read_into(plain, block.number * BLOCK)
-        if not _is_zero(scratch.plain, block.size):
-            at = block.number * NAME_SIZE
-            reading.names[at : at + NAME_SIZE] = self._put(plain, scratch)
-        reading.source.done_with(block.number * BLOCK, block.size)
+    def _store_window(self, window: _Window, scratch: Scratch) -> int:
+        reading, size = window.reading, window.size
+        reading.source.read_into(memoryview(scratch.plain)[:size], window.number * BLOB)
+        runs: list[NewRun] = []
+        if not _is_zero(scratch.plain, size):
+            if size % PAGE:
+                scratch.plain[size : size + -size % PAGE] = bytes(-size % PAGE)
+            runs = self._store_pages(reading, window.number * BLOB_PAGES, -(-size // PAGE), scratch)
+        reading.source.done_with(window.number * BLOB, size)
         self._presence.touch()
         with self._lock:
-            reading.left -= 1
-            last = reading.left == 0
+            last = reading.add(window.position, runs)
         if last:
+            reading.space = None
             reading.source.close()
-        return block.size
+        return size
 
-    def _put(self, plain: memoryview, scratch: Scratch) -> bytes:
-        name = self._chunks.name(plain)
-        with self._lock:
-            if name in self._counted_on:
-                return name
-            self._counted_on.add(name)
-            self._serial += 1
-            temporary = f"{self._presence.folder}/{self._serial}"
-        created = self._chunks.write(name, plain, temporary, scratch, self._presence.now_ns())
-        if created is not None:
-            with self._lock:
-                self._created.append(created)
-        return name
+    def _store_pages(
+        self, reading: Storing, page: int, count: int, scratch: Scratch
+    ) -> list[NewRun]:
+        """Find `count` pages from `page` on in the parent or store them; returns their runs."""
+        plain, seed = memoryview(scratch.plain), self._seed
+        digests = [
+            xxh3_128_digest(plain[at : at + PAGE], seed) for at in range(0, count * PAGE, PAGE)
+        ]
+        hashes = b"".join(digests)
+        runs: list[NewRun] = []
+        if self._known is not None and reading.space is not None:
+            runs = self._known.shared(reading.space, reading.addresses, page, count, hashes)
+        new = list(_between(runs, count))
+        if self._zero_page in digests:
+            new = [part for begin, end in new for part in self._filled(begin, end, digests, plain)]
+        if new:
+            runs += self._blobs.store(new, plain, hashes, scratch)
+        return [(page + at, count, blob, first) for at, count, blob, first in sorted(runs)]
+
+    def _filled(
+        self, begin: int, end: int, digests: list[bytes], plain: memoryview
+    ) -> Iterator[Range]:
+        """What of a range of pages is not zero."""
+        start = begin
+        for page in range(begin, end):
+            if (
+                digests[page] == self._zero_page
+                and plain[page * PAGE : (page + 1) * PAGE] == _ZEROS[:PAGE]
+            ):
+                if start < page:
+                    yield start, page
+                start = page + 1
+        if start < end:
+            yield start, end
 
     def commit(self, meta: StateMeta) -> StateRecord:
-        """Make the state durable, then list it: flush all blocks, write the manifest last.
+        """Make the state durable, then list it: flush all packs, write the manifest last.
 
         Raises
         ------
@@ -223,60 +251,52 @@ class StateWriter:
             self.abort()
             raise
         self._over = True
-        self._presence.end()
+        self._end()
         return record
 
     def _commit(self, meta: StateMeta) -> StateRecord:
-        index = encode_index(
-            Index(format=FORMAT, block_size=BLOCK, dirs=self._dirs, files=self._files)
-        )
-        index_name = self._put(memoryview(index), Scratch(self._level))
-        self._sync()
+        scratch = Scratch(self._level)
+        self._blobs.finish(scratch)
+        index = Index()
+        index.dirs = self._dirs
+        self._blobs.complete(index, self._files)
+        plain = encode_index(index)
+        name = blake3(plain, key=self._owner.name_key)
+        codec, payload = encode(memoryview(plain), scratch)
+        entry, placed = self._packs.add_index(payload)
+        packs = {p.id: used for p, used in zip(index.packs, index.used(), strict=True)}
+        packs[entry.id] = packs.get(entry.id, 0) + placed.length
+        stored = self._packs.finish()
         body = Body(
             format=FORMAT,
             id=self.state_id,
             created=datetime.now(timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z",
-            size=self._size,
-            stored_size=sum(created.size for created in self._created),
-            index=index_name.hex(),
-            index_size=len(index),
+            size=sum(file.size for file in index.files),
+            stored_size=stored,
+            parent=self.parent,
+            key_id=self._owner.sealing.key_id,
+            index=IndexPlace(
+                pack=entry.id,
+                number=placed.number,
+                offset=placed.offset,
+                length=placed.length,
+                codec=codec,
+                size=len(plain),
+                salt=entry.salt.hex(),
+                name=name.hexdigest(),
+            ),
+            packs=packs,
             meta=meta,
         )
         path = self._owner.manifest(self._kernel_id, self.state_id)
         temporary = self._presence.folder / "manifest"
-        create_file(temporary, encode_manifest(body, self._owner.manifest_key))
+        create_file(temporary, encode_manifest(body, self._owner.sealing))
         move_into(temporary, path)
         sync_dir(self._owner.kernels)
         return body.record()
 
-    def _sync(self) -> None:
-        """Make every block of the state durable, also reused ones: who wrote them may not have."""
-        names = iter(self._counted_on)
-        pool: Pool[bytes] = Pool(
-            self._sync_chunk,
-            total=0,
-            workers=self._workers,
-            level=self._level,
-            progress=None,
-            cancel=None,
-        )
-        pool.run(names)
-        for folder in sorted({self._chunks.folder(name) for name in self._counted_on}):
-            sync_dir(Path(folder))
-        sync_dir(self._owner.chunks)
-
-    def _sync_chunk(self, name: bytes, _scratch: Scratch) -> int:
-        if not self._chunks.sync(name):
-            raise CkptError(
-                "store_unavailable",
-                "A block vanished from the state store while the state was written.",
-                hint="Save the kernel again; do not remove files from the store by hand.",
-            )
-        self._presence.touch()
-        return 0
-
     def abort(self) -> None:
-        """Forget the state, and remove the blocks that only this writer brought.
+        """Forget the state, and remove its packs.
 
         Does nothing after a commit or an earlier abort; never raises for files it cannot
         remove: those are left to the collector.
@@ -284,31 +304,33 @@ class StateWriter:
         if self._over:
             return
         self._over = True
-        for created in self._created:
-            with suppress(OSError):
-                self._chunks.remove(created.name, inode=created.inode, mtime_ns=created.mtime_ns)
+        self._packs.abort()
+        self._end()
+
+    def _end(self) -> None:
         self._presence.end()
+        if self._known is not None:
+            self._known.close()
 
     def _check_open(self) -> None:
         if self._over:
             raise RuntimeError("this state is already committed or aborted")
 
 
-def _data_blocks(source: Source) -> Iterator[int]:
-    """Numbers of the blocks that may hold something other than zeros."""
-    if source.extents is None:
-        yield from range(-(-source.size // BLOCK))
-        return
-    done = 0
-    for offset, length in source.extents:
-        first, end = max(done, offset // BLOCK), -(-(offset + length) // BLOCK)
-        yield from range(first, end)
-        done = max(done, end)
-
-
 def _is_zero(buffer: bytearray, size: int) -> bool:
     if size >= _PROBE and not buffer.startswith(_ZEROS[:_PROBE]):
         return False
-    if size == BLOCK:
+    if size == BLOB:
         return buffer == _ZEROS
     return buffer[:size] == _ZEROS[:size]
+
+
+def _between(runs: list[NewRun], count: int) -> Iterator[Range]:
+    """What of `count` pages is in none of the runs."""
+    at = 0
+    for begin, length, _, _ in sorted(runs):
+        if at < begin:
+            yield at, begin
+        at = begin + length
+    if at < count:
+        yield at, count

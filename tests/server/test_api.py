@@ -81,7 +81,7 @@ def test_deleting_a_state_gives_its_space_back(
     api.delete(f"/states/{state}", status=204)
     assert api.error("GET", f"/states/{state}", 404)["reason"] == "unknown_state"
     events.wait_for("kernel", action="state_deleted", state_id=state)
-    assert set(api.post("/gc", {"dry_run": True})) == {"chunks", "bytes", "dry_run"}
+    assert set(api.post("/gc", {"dry_run": True})) == {"packs", "bytes", "dry_run"}
     assert api.post("/gc")["dry_run"] is False
 
 

@@ -40,8 +40,8 @@ class Saved:
         (path,) = self.folder.rglob(f"{state_id}.json")
         return path
 
-    def chunks(self) -> set[Path]:
-        return {path for path in (self.folder / "chunks").rglob("*") if path.is_file()}
+    def packs(self) -> set[Path]:
+        return {path for path in (self.folder / "packs").rglob("*") if path.is_file()}
 
     def rewrite(self, workspace: Path, **changes: object) -> str:
         """Write the good state once more with another description, as another node would."""
@@ -249,29 +249,29 @@ def test_a_damaged_manifest(saved: Saved, harm: Callable[[bytes], bytes]) -> Non
     assert not manifest.exists()
 
 
-def harmed_chunk(saved: Saved, harm: Callable[[bytes], bytes]) -> str:
+def harmed_pack(saved: Saved, harm: Callable[[bytes], bytes]) -> str:
     """Save once more, and harm a block that only this state has."""
-    before = saved.chunks()
+    before = saved.packs()
     saved.kernel.run("import os; ballast = os.urandom(3_000_000)")
     bad = saved.save()
     saved.kernel.run("del ballast")
-    chunk = max(saved.chunks() - before, key=lambda path: path.stat().st_size)
-    chunk.chmod(0o600)
-    chunk.write_bytes(harm(chunk.read_bytes()))
+    pack = max(saved.packs() - before, key=lambda path: path.stat().st_size)
+    pack.chmod(0o600)
+    pack.write_bytes(harm(pack.read_bytes()))
     return bad
 
 
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda data: data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+        lambda data: data[: len(data) // 2 - 1] + bytes(16) + data[len(data) // 2 + 15 :],
         lambda data: data[: len(data) // 2],
         lambda data: b"",
     ],
     ids=["altered", "truncated", "empty"],
 )
-def test_a_damaged_chunk(saved: Saved, harm: Callable[[bytes], bytes]) -> None:
-    bad = harmed_chunk(saved, harm)
+def test_a_damaged_pack(saved: Saved, harm: Callable[[bytes], bytes]) -> None:
+    bad = harmed_pack(saved, harm)
     error = saved.api.failed(f"/states/{bad}/restore")
     assert_clear(error, "state_damaged")
     saved.assert_nothing_lost()

@@ -161,17 +161,17 @@ def test_a_failed_roll_back_leaves_the_running_kernel_alone(
     state = server.client.save(kernel)["state_id"]
     kernel.run("x = 'later'")
     pid = kernel.pid
-    (chunks,) = lasting_home.store.glob("*/chunks")
-    kept = lasting_home.path / "chunks-kept"
-    chunks.rename(kept)
+    (packs,) = lasting_home.store.glob("*/packs")
+    kept = lasting_home.path / "packs-kept"
+    packs.rename(kept)
     try:
         operation = server.client.finished(
             dict(server.client.post(f"gpu-ckpt/api/states/{state}/restore", {"mode": "rollback"}))
         )
     finally:
-        if chunks.exists():
-            chunks.rmdir()
-        kept.rename(chunks)
+        if packs.exists():
+            packs.rmdir()
+        kept.rename(packs)
     assert operation["status"] == "failed"
     assert operation["error"]["reason"] == "state_damaged"
     assert (kernel.run("print(x)"), kernel.pid) == ("later", pid)

@@ -179,9 +179,9 @@ def test_a_damaged_state_gives_an_empty_kernel_and_says_so(
     kernel = start()
     kernel.run("x = list(range(100000))")
     state = server.client.save(kernel)["state_id"]
-    (chunks,) = lasting_home.store.glob("*/chunks")
-    kept = lasting_home.path / "chunks-kept"
-    chunks.rename(kept)
+    (packs,) = lasting_home.store.glob("*/packs")
+    kept = lasting_home.path / "packs-kept"
+    packs.rename(kept)
     try:
         kill(kernel.pid)
         event = events.wait_for("kernel", action="restore_failed", kernel_id=kernel.id)
@@ -189,8 +189,8 @@ def test_a_damaged_state_gives_an_empty_kernel_and_says_so(
         assert "damaged" in event["message"]
         client = fresh(server, kernel)
     finally:
-        shutil.rmtree(chunks, ignore_errors=True)
-        kept.rename(chunks)
+        shutil.rmtree(packs, ignore_errors=True)
+        kept.rename(packs)
     server.client.restore(state)
     assert client.run("print(len(x))") == "100000"
 

@@ -57,13 +57,13 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def chunk_files(root: Path) -> set[Path]:
-    return {path for path in root.glob("*/chunks/*/*") if path.is_file()}
+def pack_files(root: Path) -> set[Path]:
+    return set(root.glob("*/packs/*/*.pack"))
 
 
 def collect_all(store: StateStore) -> GcResult:
     """Collect as if the grace period of everything in the store had passed."""
-    for path in store.root.glob("*/chunks/*/*"):
+    for path in store.root.glob("*/packs/*/*"):
         os.utime(path, (0, 0))
     for path in store.root.glob("*/writers/*"):
         os.utime(path, (0, 0))

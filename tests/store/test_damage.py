@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from blake3 import blake3
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import KernelRecord, StateStore
 
-from .conftest import KERNEL, Save, chunk_files, collect_all, noise, snapshot
+from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
 
 Damage = Callable[[Path], object]
 
@@ -73,7 +74,7 @@ def test_manifest_of_another_state(store: StateStore, save: Save, image: Path) -
     first, second = save(image), save(image, "other")
     shutil.copyfile(manifest_of(store, first.id), manifest_of(store, second.id))
     assert [s.id for s in store.states()] == [first.id]
-    with pytest.raises(CkptError, match="another state") as caught:
+    with pytest.raises(CkptError, match="checksum") as caught:
         store.state(second.id)
     assert caught.value.reason == "state_damaged"
 
@@ -91,47 +92,145 @@ def test_manifest_made_up_without_the_key(store: StateStore, save: Save, image: 
     assert caught.value.reason == "state_damaged"
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, Path.unlink])
-@pytest.mark.parametrize("which", ["raw", "compressed", "index"])
-def test_block(store: StateStore, save: Save, tmp_path: Path, damage: Damage, which: str) -> None:
-    source = tmp_path / "image"
-    source.mkdir()
-    (source / "pages-1.img").write_bytes(noise(1 << 20) if which == "raw" else b"text\n" * 300_000)
-    if which != "index":
-        # A second file whose blocks stay intact.
-        (source / "pages-2.img").write_bytes(noise(1 << 19, seed=2))
-    record = save(source)
-    index = json.loads(manifest_of(store, record.id).read_text())["body"]["index"]
-    files = {path for path in chunk_files(store.root) if path.name != index}
-    if which == "index":
-        (victim,) = (path for path in chunk_files(store.root) if path.name == index)
-        named = "list of blocks"
-    else:
-        sizes = {path: path.stat().st_size for path in files}
-        victim = (
-            max(files, key=sizes.__getitem__)
-            if which == "raw"
-            else min(files, key=sizes.__getitem__)
-        )
-        named = "pages-1.img"
-    damage(victim)
+def place_of(store: StateStore, state_id: str, which: str) -> tuple[Path, int, int]:
+    """Which bytes of which pack hold the index, the footer, or what a file begins with."""
+    with store.open(state_id) as reader:
+        index = reader.index
+        (pack,) = {entry.id for entry in index.packs}
+        (path,) = (p for p in pack_files(store.root) if p.stem == pack)
+        end = sum(index.blobs.length)
+        if which == "index":
+            (body,) = [
+                json.loads(manifest_of(store, state_id).read_text())["body"]["index"],
+            ]
+            return path, body["offset"], body["offset"] + body["length"]
+        if which == "footer":
+            return path, end + reader_index_length(store, state_id), path.stat().st_size
+        file = next(f for f in index.files if f.path == os.fsencode(which))
+        run = next(iter(index.runs_of(file)))
+        at = index.blobs.offset[run.blob]
+        return path, at, at + index.blobs.length[run.blob]
+
+
+def reader_index_length(store: StateStore, state_id: str) -> int:
+    body = json.loads(manifest_of(store, state_id).read_text())["body"]
+    return int(body["index"]["length"])
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> Path:
+    """A file stored raw and one compressed, of a blob each."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    (folder / "noise.img").write_bytes(noise(1 << 20))
+    (folder / "text.img").write_bytes(b"text\n" * 209_715)
+    return folder
+
+
+@pytest.mark.parametrize("which", ["noise.img", "text.img", "index"])
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_altered_bytes(
+    store: StateStore, save: Save, two_files: Path, tmp_path: Path, which: str, where: str
+) -> None:
+    record = save(two_files)
+    path, begin, end = place_of(store, record.id, which)
+    flip(path, {"first": begin, "middle": (begin + end) // 2, "last": end - 9}[where])
+    named = "list of blocks" if which == "index" else which
     with pytest.raises(CkptError, match=named) as caught:
         store.materialise(record.id, tmp_path / "back")
     assert caught.value.reason == "state_damaged"
     assert caught.value.hint
     assert not (tmp_path / "back").exists()
+    if which == "index":
+        with pytest.raises(CkptError, match=named):
+            store.verify(record.id)
+        return
+    result = store.verify(record.id)
+    (lost,) = result.lost
+    assert (lost.path, lost.offset, lost.length) == (
+        os.fsencode(which),
+        0,
+        (two_files / which).stat().st_size,
+    )
+    assert path.stem in lost.why
+    assert result.blobs == 2
+    assert result.footers == []
 
 
-def test_a_block_lost_with_the_machine_is_written_again(
+@pytest.mark.parametrize("to", [0, 7, 0.3, 0.9])
+def test_a_pack_that_is_cut_off_or_missing(
+    store: StateStore, save: Save, tmp_path: Path, to: float
+) -> None:
+    """Incremental, so that the index is elsewhere and all that is lost can be told."""
+    source = tmp_path / "image"
+    source.mkdir()
+    (source / "pages-1.img").write_bytes(noise(3 << 20))
+    save(source)
+    (victim,) = pack_files(store.root)
+    with open(source / "pages-1.img", "r+b") as file:
+        file.seek(4096)
+        file.write(b"changed")
+    record = save(source)
+    size = victim.stat().st_size
+    if to:
+        cut(victim, int(to if to > 1 else to * size))
+    else:
+        victim.unlink()
+    with pytest.raises(CkptError, match=r"pages-1\.img at byte .*(missing|cut off)"):
+        store.materialise(record.id, tmp_path / "back")
+    result = store.verify(record.id)
+    assert victim.stem in result.footers
+    assert all(victim.stem in lost.why for lost in result.lost)
+    # All but the page that the second save stored, or what is left of the pack.
+    gone = sum(lost.length for lost in result.lost)
+    assert gone == {0: 3 << 20, 7: 3 << 20, 0.3: 3 << 20, 0.9: 1 << 20}[to] - (
+        0 if to == 0.9 else 4096
+    )
+
+
+def test_a_damaged_footer_loses_nothing(
+    store: StateStore, save: Save, two_files: Path, tmp_path: Path
+) -> None:
+    first = save(two_files)
+    path, begin, end = place_of(store, first.id, "footer")
+    for at in (begin, end - 40, end - 1):
+        flip(path, at)
+        result = store.verify(first.id)
+        assert (result.lost, result.footers) == ([], [path.stem])
+        # What cannot be compared is stored anew.
+        again = StateStore(store.root, "ada")
+        with again.begin(KERNEL, parent=first.id) as writer:
+            writer.add_tree(two_files)
+            second = writer.commit(make_meta())
+        assert second.stored_size > 1 << 20
+        flip(path, at)
+        again.materialise(second.id, tmp_path / str(at))
+        assert snapshot(tmp_path / str(at)) == snapshot(two_files)
+
+
+def test_a_pack_lost_with_the_machine_is_not_counted_on(
     store: StateStore, save: Save, image: Path, tmp_path: Path
 ) -> None:
-    """A power cut can leave a named file empty; the next save must not count on it."""
+    """A broken disk can leave a file empty; the next save stores all of it again."""
     save(image)
-    for file in chunk_files(store.root):
+    for file in pack_files(store.root):
         file.write_bytes(b"")
     record = save(image)
     store.materialise(record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
+
+
+def test_what_a_check_found_damaged_is_stored_again(
+    store: StateStore, save: Save, two_files: Path, tmp_path: Path
+) -> None:
+    record = save(two_files)
+    path, begin, _ = place_of(store, record.id, "noise.img")
+    flip(path, begin + 5)
+    assert store.verify(record.id).lost
+    again = save(two_files)
+    assert store.verify(again.id).lost == []
+    store.materialise(again.id, tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(two_files)
 
 
 def test_state_of_a_newer_format(
@@ -144,9 +243,9 @@ def test_state_of_a_newer_format(
     owner = open_owner(store.root, "ada", create=False)
     assert owner is not None
     path = manifest_of(store, new.id)
-    body = decode_manifest(path.read_bytes(), owner.manifest_key)
+    body = decode_manifest(path.read_bytes(), owner.sealing, KERNEL, new.id)
     body.format = 99
-    path.write_bytes(encode_manifest(body, owner.manifest_key))
+    path.write_bytes(encode_manifest(body, owner.sealing))
     assert [s.id for s in store.states()] == [old.id]
     with pytest.raises(CkptError, match="newer version") as caught:
         store.state(new.id)
@@ -154,16 +253,17 @@ def test_state_of_a_newer_format(
     assert caught.value.hint == "Upgrade jupyter-gpu-ckpt to restore it."
     # What it needs cannot be known, so nothing at all is removed.
     store.delete(old.id)
-    files = chunk_files(store.root)
+    files = pack_files(store.root)
     with pytest.raises(CkptError, match="nothing was removed"):
         collect_all(store)
-    assert chunk_files(store.root) == files
+    assert pack_files(store.root) == files
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda path: path.write_text('{"format": 2, "anything": "else"}'), "format 2"),
+        (lambda path: path.write_text('{"format": 3, "anything": "else"}'), "format 3"),
+        (lambda path: path.write_text('{"format": 1, "key": ""}'), "development version"),
         (lambda path: path.write_text("{"), "damaged"),
         (lambda path: flip(path, path.read_bytes().index(b'"key"') + 12), "damaged"),
         (lambda path: path.unlink(), "lost its store.json"),
@@ -173,7 +273,7 @@ def test_store_file(store: StateStore, save: Save, image: Path, change: Damage, 
     save(image)
     path = store.root / "ada" / "store.json"
     good = path.read_bytes()
-    files = chunk_files(store.root)
+    files = pack_files(store.root)
     change(path)
     for call in (
         store.states,
@@ -185,7 +285,7 @@ def test_store_file(store: StateStore, save: Save, image: Path, change: Damage, 
             call()
         assert caught.value.reason == "store_unavailable"
         assert caught.value.hint
-    assert chunk_files(store.root) == files
+    assert pack_files(store.root) == files
     path.write_bytes(good)
     assert len(store.states()) == 1
 
@@ -210,4 +310,4 @@ def test_image_with_something_else_than_files(store: StateStore, image: Path) ->
     wrong = pytest.raises(CkptError, match="neither a file nor a folder")
     with wrong, store.begin(KERNEL) as writer:
         writer.add_tree(image)
-    assert chunk_files(store.root) == set()
+    assert pack_files(store.root) == set()

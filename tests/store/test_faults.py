@@ -14,7 +14,7 @@ import pytest
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 
-from .conftest import KERNEL, Save, chunk_files, collect_all, disk_bytes, make_meta, noise, snapshot
+from .conftest import KERNEL, Save, collect_all, disk_bytes, make_meta, noise, pack_files, snapshot
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_disk_full_while_saving(small_disk: Path, image: Path, tmp_path: Path) -
     assert caught.value.reason == "no_space"
     assert caught.value.hint
     assert [s.id for s in store.states()] == [kept.id]
-    # Folders for blocks may stay; what was in them may not.
+    # Folders for packs may stay; what was in them may not.
     assert store.usage() <= before + 256 * 4096
     assert disk_bytes(small_disk) <= before
     store.materialise(kept.id, tmp_path / "back")
@@ -65,7 +65,7 @@ def test_disk_full_while_committing(small_disk: Path, image: Path) -> None:
     assert caught.value.reason == "no_space"
     filler.unlink()
     assert store.states() == []
-    assert chunk_files(store.root) == set()
+    assert pack_files(store.root) == set()
     assert store.damaged() == []
 
 
@@ -106,7 +106,7 @@ except CkptError as error:
     )
     assert result.stdout == "no_space\n"
     assert store.states() == []
-    assert chunk_files(store.root) == set()
+    assert pack_files(store.root) == set()
 
 
 def test_something_in_the_way(root: Path, store: StateStore) -> None:
@@ -169,7 +169,7 @@ except CkptError as error:
 
 def test_cancel_while_saving(store: StateStore, save: Save, image: Path) -> None:
     kept = save(image)
-    before = chunk_files(store.root)
+    before = pack_files(store.root)
     (image / "more").write_bytes(noise(30 << 20))
     cancel = threading.Event()
 
@@ -177,7 +177,7 @@ def test_cancel_while_saving(store: StateStore, save: Save, image: Path) -> None
         writer.add_tree(image, progress=lambda done, total: cancel.set(), cancel=cancel)
     assert caught.value.reason == "cancelled"
     assert [s.id for s in store.states()] == [kept.id]
-    assert chunk_files(store.root) == before
+    assert pack_files(store.root) == before
     assert list(store.root.glob("*/writers/*")) == []
 
 
@@ -205,13 +205,13 @@ def test_a_failing_progress_callback_ends_the_save(store: StateStore, image: Pat
 
     with pytest.raises(RuntimeError, match="listener broke"), store.begin(KERNEL) as writer:
         writer.add_tree(image, progress=fail)
-    assert chunk_files(store.root) == set()
+    assert pack_files(store.root) == set()
 
 
 def test_abort_leaves_what_others_use(
     store: StateStore, save: Save, image: Path, tmp_path: Path
 ) -> None:
-    """Blocks that another writer found and counts on outlive the writer that brought them."""
+    """What another writer stores is its own, whoever else stores the same."""
     first = store.begin(KERNEL)
     first.add_tree(image)
     second = store.begin(KERNEL)
@@ -225,7 +225,7 @@ def test_abort_leaves_what_others_use(
     (image / "alone").unlink()
     store.materialise(record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
-    assert collect_all(store).chunks == 0
+    assert collect_all(store).packs == 0
 
 
 def test_abort_twice_and_after_commit(store: StateStore, image: Path, tmp_path: Path) -> None:

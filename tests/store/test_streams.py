@@ -14,7 +14,7 @@ from jupyter_gpu_ckpt.store import StateReader, StateStore
 from jupyter_gpu_ckpt.store.ahead import Ahead
 from jupyter_gpu_ckpt.store.codec import Scratch
 
-from .conftest import Save, chunk_files, noise, snapshot
+from .conftest import Save, noise, pack_files, snapshot
 
 MIB = 1 << 20
 
@@ -91,11 +91,10 @@ def test_a_stream_that_is_left_early_ends_its_threads(
 def test_a_damaged_block_is_told_where_it_is(store: StateStore, save: Save, big: Path) -> None:
     (big / "pages-1.img").write_bytes(noise(5 * MIB))
     record = save(big)
-    for victim in chunk_files(store.root):
+    for victim in pack_files(store.root):
         data = bytearray(victim.read_bytes())
-        if data.startswith((big / "pages-1.img").read_bytes()[3 * MIB : 3 * MIB + 64]):
-            data[1000] ^= 1
-            victim.write_bytes(data)
+        data[data.index((big / "pages-1.img").read_bytes()[3 * MIB : 3 * MIB + 64]) + 1000] ^= 1
+        victim.write_bytes(data)
     with store.open(record.id) as reader:
         with pytest.raises(CkptError, match=f"pages-1.img at byte {3 * MIB}") as caught:
             content(reader, b"pages-1.img")

@@ -1,0 +1,134 @@
+"""What is known of kernels, whether their servers live or not: their records, and leases."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from ..errors import CkptError
+from .keys import KeyRing
+from .layout import check_kernel_id, create_file, move_into, owner_folder, translated
+from .local_files import tidy
+from .owner import OwnerStore, open_owner
+from .presence import store_now
+from .records import KernelRecord
+
+READING = "read from the state store"
+WRITING = "write to the state store"
+
+
+class KernelStore:
+    """The part of a store that is about kernels; see :class:`~.state_store.StateStore`."""
+
+    def __init__(self, root: Path, owner: str, ring: KeyRing | None) -> None:
+        self.root = Path(root)
+        self._name = owner_folder(owner)
+        self._ring = ring
+
+    def _open(self) -> OwnerStore | None:
+        with translated(READING):
+            return open_owner(self.root, self._name, create=False, ring=self._ring)
+
+    def _create(self) -> OwnerStore:
+        with translated(WRITING):
+            owner = open_owner(self.root, self._name, create=True, ring=self._ring)
+        assert owner is not None
+        return owner
+
+    def put_kernel(self, record: KernelRecord) -> None:
+        """Write a kernel's record, whole or not at all; the keeper renews leases with it.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_kernel`` for an id that cannot be one, ``no_space``.
+        """
+        check_kernel_id(record.kernel_id)
+        owner = self._create()
+        temporary = owner.writers / f".kernel-{secrets.token_hex(8)}"
+        with translated(WRITING):
+            try:
+                create_file(temporary, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+                move_into(temporary, owner.kernels / record.kernel_id / "kernel.json")
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def kernel(self, kernel_id: str) -> KernelRecord | None:
+        """Look up a kernel's record; ``None`` if there is none.
+
+        Raises
+        ------
+        CkptError
+            ``state_damaged``: the record is there and unreadable.
+        """
+        check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return None
+        with translated(READING):
+            return _load_kernel(owner.kernels / kernel_id / "kernel.json")
+
+    def kernels(self) -> list[KernelRecord]:
+        """List all readable kernel records, in order of their ids."""
+        owner = self._open()
+        if owner is None:
+            return []
+        records: list[KernelRecord] = []
+        with translated(READING):
+            for folder in owner.kernel_folders():
+                try:
+                    record = _load_kernel(folder / "kernel.json")
+                except CkptError:
+                    continue
+                if record is not None:
+                    records.append(record)
+        return records
+
+    def kernel_age(self, kernel_id: str) -> float | None:
+        """Seconds since a kernel's record was written; ``None`` if there is none.
+
+        By the clock of the store alone, so that nodes whose clocks differ agree on it.
+        """
+        check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return None
+        with translated(READING):
+            try:
+                written = (owner.kernels / kernel_id / "kernel.json").stat().st_mtime
+            except FileNotFoundError:
+                return None
+            return store_now(owner.writers) - written
+
+    def delete_kernel(self, kernel_id: str) -> None:
+        """Remove a kernel's record, if there; its states stay."""
+        check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return
+        folder = owner.kernels / kernel_id
+        with translated(WRITING):
+            try:
+                (folder / "kernel.json").unlink()
+            except FileNotFoundError:
+                return
+            tidy(folder)
+
+
+def _load_kernel(path: Path) -> KernelRecord | None:
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=KernelRecord)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CkptError(
+            "state_damaged",
+            f"The record of kernel {path.parent.name} is damaged.",
+            details=os.fspath(path),
+        ) from error
+    if record.kernel_id != path.parent.name:
+        raise CkptError("state_damaged", f"The record of kernel {path.parent.name} is another's.")
+    return record
