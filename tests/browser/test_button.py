@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -24,18 +25,55 @@ pytestmark = pytest.mark.browser
 OpenPage = Callable[[JupyterServer], NotebookPage]
 
 
+@pytest.mark.timeout(180)
 def test_in_notebook_7(home: Home, open_page: OpenPage) -> None:
-    path = home.add_notebook("work.ipynb", ["x = 41", "print(x + 1)"])
+    path = home.add_notebook(
+        "work.ipynb", ["x = 41; import os; print(os.getpid())", "print(x + 1)"]
+    )
     with JupyterServer(home, app="notebook") as server:
         page = open_page(server)
+        page.page.clock.install()
         page.open(path, app="notebook")
         page.run_cell(0)
+        expect(page.button).to_have_attribute("data-state", "ready")
         page.press_save()
         page.notification(SAVED)
         (state,) = server.client.states(path=path)
+        assert state["path"] == path
+        # The state grows old while the page is looked at.
+        expect(page.button).to_contain_text("Saved just now")
+        page.page.clock.fast_forward("05:10")
+        expect(page.button).to_contain_text("Saved 5 min. ago")
+
+        page.menu("Kernel", "Restore Kernel State…")
+        dialog = page.dialog("Restore Kernel State")
+        expect(dialog.get_by_role("option")).to_contain_text("5 minutes ago")
+        with page.page.expect_popup() as popup:
+            dialog.get_by_role("button", name="Open as New Kernel").click()
+        copy = NotebookPage(popup.value, server)
+        copy.wait_idle()
+        copy.type_into(0, "print(x + 1)")
+        copy.run_cell(0)
+        copy.wait_output(0, "42")
+        copy.page.close()
+
+        os.kill(int(page.output(0)), signal.SIGKILL)
+        page.notification("The kernel died and was restored to its state saved 5 minutes ago.")
         page.run_cell(1)
         page.wait_output(1, "42")
-        assert state["path"] == path
+        page.page.close()
+        server.kill()
+    with JupyterServer(home, app="notebook", port=server.port) as server:
+        server.client.wait_lost(1)
+        page = open_page(server)
+        page.page.goto(f"{server.base_url}tree?token={server.token}")
+        prompt = page.dialog("Restore Lost Kernels")
+        expect(prompt).to_contain_text(path)
+        prompt.get_by_role("button", name="Restore", exact=True).click()
+        page.notification(re.compile("^Kernel state restored"))
+        page.open(path, app="notebook")
+        page.run_cell(1)
+        page.wait_output(1, "42")
 
 
 @pytest.mark.root

@@ -19,6 +19,7 @@ from tests.browser.test_kernel_dies import RESTORED as DIED
 from tests.browser.test_kernel_dies import SAVED
 from tests.harness.browser import NotebookPage
 from tests.harness.client import wait_for
+from tests.harness.contrast import contrasts
 from tests.harness.server import Home, JupyterServer, shared_folder
 
 pytestmark = pytest.mark.browser
@@ -265,42 +266,6 @@ def tabbed(page: NotebookPage, key: str, count: int) -> list[str]:
     return names
 
 
-CONTRAST = """(selector) => {
-  const parse = text => {
-    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
-    return text.startsWith('color(') ? [r * 255, g * 255, b * 255, a] : [r, g, b, a];
-  };
-  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3]));
-  const light = rgb => {
-    const [r, g, b] = rgb.map(v => v / 255)
-      .map(v => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = element => {
-    const layers = [];
-    for (let at = element; at; at = at.parentElement) {
-      const color = parse(getComputedStyle(at).backgroundColor);
-      layers.push(color);
-      if (color[3] === 1) break;
-    }
-    return layers.reduceRight((below, top) => over(top, below), [255, 255, 255]);
-  };
-  const found = {};
-  for (const root of document.querySelectorAll(selector)) {
-    const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-    for (let text; (text = walker.nextNode()); ) {
-      const words = text.textContent.trim();
-      if (!words || !text.parentElement.checkVisibility()) continue;
-      const below = ground(text.parentElement);
-      const ink = over(parse(getComputedStyle(text.parentElement).color), below);
-      const [dark, bright] = [light(ink), light(below)].sort((a, b) => a - b);
-      found[words] = (bright + 0.05) / (dark + 0.05);
-    }
-  }
-  return found;
-}"""
-
-
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
 def test_everything_can_be_read_in_both_themes(
     page: NotebookPage, a_state: str, theme: str
@@ -313,7 +278,7 @@ def test_everything_can_be_read_in_both_themes(
     page.menu("Kernel", "Restore Kernel State…")
     dialog = named_dialog(page, "Restore Kernel State")
     expect(dialog.get_by_role("status")).to_contain_text("execution count")
-    found = page.page.evaluate(CONTRAST, ".jp-gpu-ckpt-button, .jp-gpu-ckpt-RestoreBody")
+    found = contrasts(page.page, ".jp-gpu-ckpt-button, .jp-gpu-ckpt-RestoreBody")
     assert len(found) >= 5
     assert all(ratio >= 4.5 for ratio in found.values()), found
 
