@@ -30,6 +30,11 @@ class DeathPolicy:
         #: States of the process that runs, oldest first: saved from it, or restored into it.
         self._own: list[str] = []
 
+    @property
+    def latest(self) -> str | None:
+        """The state that the running process is most like: its newest, or where it came from."""
+        return self._own[-1] if self._own else None
+
     def started_fresh(self) -> None:
         """An empty process runs: states of earlier ones are not what its user wants back."""
         self._own.clear()

@@ -26,7 +26,7 @@ from .history import is_history
 from .models import OperationResult
 from .operations import Run, in_thread
 from .space import check_space
-from .store import StateMeta
+from .store import Layout, StateMeta, StateWriter
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ class _Found(NamedTuple):
     pids: list[int]
     pages: dict[str, PageFile]
     survey: Survey
+
+    def layout(self, path: bytes) -> Layout | None:
+        """The addresses of a file of pages, by which the store compares it with the last save."""
+        found = self.pages.get(os.fsdecode(path))
+        return None if found is None else Layout(found.space, found.segments)
 
 
 class Save:
@@ -87,7 +92,7 @@ class Save:
             await in_thread(check_save, pid, probe)
             tight = await in_thread(self._check_space, pid, spool)
             # First, because a store that cannot be written should not cost the kernel a freeze.
-            writer = await in_thread(self._keeper.store.begin, self._kernel.kernel_id)
+            writer = await in_thread(self._begin)
             try:
                 run.phase("dumping", 0.02)
                 dump, node_local = await self._dump_whole(run, native, pid, image_dir)
@@ -98,12 +103,15 @@ class Save:
                 await in_thread(
                     lambda: writer.add_tree(
                         image_dir,
+                        layout=found.layout,
                         consume=tight,
                         progress=run.span(0.5, 0.97),
                         cancel=run.cancel_flag,
                     )
                 )
+                await in_thread(found.survey.count, writer.added())
                 meta = await self._describe(found, probe, dump, node_local, process, frozen_at)
+                meta.contents = msgspec.to_builtins(found.survey.contents(writer.parent))
                 run.point_of_no_return()
                 record = await in_thread(writer.commit, meta)
             except BaseException:
@@ -128,6 +136,10 @@ class Save:
         """
         logs = os.path.realpath(self._keeper.launching.log_folder())
         return is_history(path) or os.path.dirname(path) == logs
+
+    def _begin(self) -> StateWriter:
+        kernel = self._kernel
+        return self._keeper.store.begin(kernel.kernel_id, parent=kernel.policy.latest)
 
     def _check_space(self, pid: int, spool: Path) -> bool:
         keeper = self._keeper

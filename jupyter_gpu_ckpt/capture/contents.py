@@ -110,6 +110,16 @@ class Survey:
             left_out=max(0, len(items) - _MOST_ITEMS),
         )
 
+    def touched(self, ranges: Iterable[tuple[bytes, int, int]]) -> list[ContentsItem]:
+        """What some ranges of the files belong to, largest first: ``size`` is theirs of each."""
+        self.count(ranges)
+        found = [
+            ContentsItem(item.kind, item.name, item.pid, item.start, min(item.new, item.size))
+            for item in self._items.values()
+            if item.new
+        ]
+        return sorted(found, key=lambda item: -item.size)[:_MOST_ITEMS]
+
     # -- what there is -------------------------------------------------------------------
 
     def _item(

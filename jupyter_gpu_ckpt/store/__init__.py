@@ -2,14 +2,17 @@
 
 from .layout import make_private_dir
 from .reader import StateReader
-from .records import GcResult, KernelRecord, Lease, StateMeta, StateRecord
+from .records import GcResult, KernelRecord, Lease, LostRange, StateMeta, StateRecord
 from .state_store import StateStore
+from .tree import Layout
 from .writer import StateWriter
 
 __all__ = [
     "GcResult",
     "KernelRecord",
+    "Layout",
     "Lease",
+    "LostRange",
     "StateMeta",
     "StateReader",
     "StateRecord",
