@@ -38,6 +38,17 @@ class KernelStore:
         assert owner is not None
         return owner
 
+    def start(self) -> None:
+        """Begin what goes on in the background; the keeper calls it when the server is up."""
+
+    def stop(self, timeout: float) -> list[str]:
+        """End it within `timeout` seconds; returns the ids of states that only this node has."""
+        return []
+
+    def warnings(self) -> list[CkptError]:
+        """What lists cannot say: that states may be missing in them, or are not durable yet."""
+        return []
+
     def put_kernel(self, record: KernelRecord) -> None:
         """Write a kernel's record, whole or not at all; the keeper renews leases with it.
 

@@ -136,8 +136,8 @@ class Objects:
 
         Raises
         ------
-        Damaged
-            What arrived has another length, also after another try.
+        CkptError
+            ``store_unavailable``; also when what arrived has another length, try after try.
         """
         path, content = self._path(name), bytes(data)
         if create and self.size(name) is not None:
@@ -298,7 +298,7 @@ class Objects:
                     raise self._unavailable(doing, error, hint) from error
                 wait = pause * random.uniform(0.5, 1.5)
                 if attempt == self._attempts or time.monotonic() + wait > end:
-                    if isinstance(error, _WrongLength):
+                    if isinstance(error, _WrongLength) and not doing.startswith("write"):
                         raise Damaged(str(error)) from error
                     hint = "Is the network up, and the address right? See GpuCkpt.store_url."
                     raise self._unavailable(doing, error, hint) from error

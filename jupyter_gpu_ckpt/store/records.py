@@ -44,7 +44,8 @@ class StateRecord(msgspec.Struct, kw_only=True):
 
     ``created`` is ISO 8601 in UTC; ``size`` is the logical size of the image
     directory and ``stored_size`` what this state added to the store, in bytes; ``parent``
-    is the id of the state whose pages it shares, which may be gone by now.
+    is the id of the state whose pages it shares, which may be gone by now. ``durable`` is
+    False for a state that only this node has, in the local tier of a remote store.
     """
 
     id: str
@@ -54,6 +55,7 @@ class StateRecord(msgspec.Struct, kw_only=True):
     meta: StateMeta
     format: int = FORMAT
     parent: str | None = None
+    durable: bool = True
 
 
 class Lease(msgspec.Struct, kw_only=True):

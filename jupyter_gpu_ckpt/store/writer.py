@@ -66,8 +66,10 @@ class StateWriter:
         level: int,
         workers: int,
         on_pack: Callable[[str], None] | None = None,
+        on_commit: Callable[[StateRecord], None] | None = None,
     ) -> None:
         self.state_id = state_id
+        self._on_commit = on_commit
         self.parent = None if parent is None else parent.state_id
         self._owner = owner
         self._kernel_id = kernel_id
@@ -252,6 +254,8 @@ class StateWriter:
             raise
         self._over = True
         self._end()
+        if self._on_commit is not None:
+            self._on_commit(record)
         return record
 
     def _commit(self, meta: StateMeta) -> StateRecord:

@@ -1,0 +1,230 @@
+"""Brings what is small from the remote tier to the local one: manifests, marks, kernel records.
+
+A list of states is then read locally. It costs one request a thousand states, and one for
+each object that changed since.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ..errors import CkptError
+from .damage import Damaged
+from .layout import make_private_dir
+from .local_files import delete_state
+from .local_tier import LocalTier
+from .objects import Found
+from .owner import OwnerStore
+from .remote import Listed, RemoteFiles, RemoteOwner
+
+_PARALLEL: Final = 8
+#: How old what is listed may be, and how long a remote tier that failed is left alone; seconds.
+_FRESH: Final = 2.0
+_FIRST_REST, _LONGEST_REST = 10.0, 60.0
+
+
+class Mirror:
+    """Keeps the local tier's small files as the remote tier has them.
+
+    Parameters
+    ----------
+    remote, tier
+        The two.
+    unsent
+        Gives the names of objects that are still to be written from here: they are left alone.
+
+    Attributes
+    ----------
+    problem
+        Why the remote tier could not be read, when it was last tried; ``None`` if it could.
+    """
+
+    def __init__(
+        self, remote: RemoteOwner, tier: LocalTier, unsent: Callable[[], Iterable[str]]
+    ) -> None:
+        self.problem: CkptError | None = None
+        self._remote = remote
+        self._hasty = remote.hasty()
+        self._tier = tier
+        self._unsent = unsent
+        self._lock = threading.Lock()
+        self._seen: dict[str, str] = {}
+        self._keys_known = False
+        self._clock = RemoteFiles(remote.hasty()).now
+        self._refreshed = float("-inf")
+        self._rest_until = float("-inf")
+        self._rest = _FIRST_REST
+
+    # -- the store's own file --------------------------------------------------------------
+
+    def join(self, create: Callable[[], object] | None) -> bool:
+        """Make sure that the local tier belongs to the remote one.
+
+        Parameters
+        ----------
+        create
+            Makes a new store in the local tier, should there be none in either; ``None``: don't.
+
+        Returns
+        -------
+        bool
+            False if there is no store yet.
+
+        Raises
+        ------
+        CkptError
+            ``store_unavailable``: the remote tier was never reached from here, and cannot be now;
+            or it is another one than it was.
+        """
+        with self._lock:
+            if self._tier.confirmed():
+                return True
+            if self.problem is not None and time.monotonic() < self._rest_until:
+                raise self.problem
+            try:
+                found = self._hasty.maybe("store.json")
+                if found is None:
+                    if create is None:
+                        return False
+                    create()
+                    data = self._tier.store_file.read_bytes()
+                    self._hasty.objects.put("store.json", data, create=True)
+                    # Whoever was first has made the store.
+                    found = self._hasty.maybe("store.json") or data
+            except CkptError as error:
+                failure = CkptError(
+                    error.reason,
+                    f"{error.message}. It was never reached from this node, so nothing can be "
+                    "kept here either.",
+                    hint=error.hint,
+                    details=error.details,
+                )
+                self._failed(failure)
+                raise failure from error
+            self._tier.confirm(found)
+            return True
+
+    def keys(self, folder: Path) -> None:
+        """Have the records of keys in both tiers; they are made once and never altered."""
+        there = self._hasty.objects.list("keys")
+        for name, found in there.items():
+            path = folder / name.removeprefix("keys/")
+            if not path.exists() and "/" not in path.name and path.suffix == ".json":
+                data = self._hasty.maybe(name, found)
+                if data is not None:
+                    self._tier.write(path, data)
+        if folder.is_dir():
+            for path in folder.glob("*.json"):
+                if f"keys/{path.name}" not in there:
+                    self._hasty.objects.put(f"keys/{path.name}", path.read_bytes(), create=True)
+
+    # -- refreshing ------------------------------------------------------------------------
+
+    def refresh(self, owner: OwnerStore, *, now: bool = False) -> None:
+        """Look what is new, unless that was done a moment ago (`now`: even then).
+
+        Never raises for a remote tier that does not answer: see :attr:`problem`. One that
+        failed is left alone for some seconds, so that not every list waits for it.
+        """
+        with self._lock:
+            began = time.monotonic()
+            if began < self._rest_until or (not now and began - self._refreshed < _FRESH):
+                return
+            try:
+                self._refresh(owner)
+            except (CkptError, Damaged) as error:
+                if not isinstance(error, CkptError):
+                    error = CkptError(
+                        "store_unavailable", f"The remote state store answers nonsense: {error}"
+                    )
+                self._failed(error)
+            else:
+                self.problem = None
+                self._rest = _FIRST_REST
+                self._refreshed = time.monotonic()
+
+    def _failed(self, error: CkptError) -> None:
+        self.problem = error
+        self._rest_until = time.monotonic() + self._rest
+        self._rest = min(2 * self._rest, _LONGEST_REST)
+
+    def _refresh(self, owner: OwnerStore) -> None:
+        durable = self._tier.durable()  # before the list: what is uploaded meanwhile is not in it
+        listed = self._hasty.listed()
+        self._forget_deleted(owner, durable - listed.states.keys())
+        work: list[Callable[[], None]] = []
+        for state, (kernel, found) in listed.states.items():
+            path = owner.manifest(kernel, state)
+            if state not in durable and not path.exists():
+                work.append(_bound(self._bring_state, state, kernel, found, path))
+        if work or not self._keys_known:
+            self.keys(owner.keys)  # a new state may be the first with its key
+            self._keys_known = True
+        unsent = set(self._unsent())
+        for name, path, found in self._changing(owner, listed):
+            if name not in unsent and (self._seen.get(name) != found.version or not path.exists()):
+                work.append(_bound(self._bring, name, path, found))
+        self._forget_gone(owner, listed, unsent)
+        if work:
+            with ThreadPoolExecutor(min(_PARALLEL, len(work))) as pool:
+                for done in [pool.submit(task) for task in work]:
+                    done.result()
+
+    def _changing(self, owner: OwnerStore, listed: Listed) -> Iterable[tuple[str, Path, Found]]:
+        for kernel, found in listed.kernels.items():
+            yield self._remote.kernel_name(kernel), owner.kernels / kernel / "kernel.json", found
+        for state, (kernel, found) in listed.marks.items():
+            path = owner.manifest(kernel, state).with_suffix(".marks.json")
+            yield self._remote.marks_name(kernel, state), path, found
+
+    def _bring_state(self, state: str, kernel: str, found: Found, path: Path) -> None:
+        data = self._hasty.maybe(self._remote.manifest_name(kernel, state), found)
+        if data is not None:
+            make_private_dir(path.parent)
+            # Durable first: or an upload might begin of what came from there.
+            self._tier.set_durable(state)
+            self._tier.write(path, data)
+
+    def _bring(self, name: str, path: Path, found: Found) -> None:
+        data = self._hasty.maybe(name)
+        if data is not None:
+            make_private_dir(path.parent)
+            # How old a record is says whether its kernel lives.
+            self._tier.write(path, data, age=self._clock() - found.modified)
+            self._seen[name] = found.version
+
+    def _forget_deleted(self, owner: OwnerStore, gone: set[str]) -> None:
+        """Forget states that were deleted from elsewhere."""
+        if not gone:
+            return
+        if self._hasty.maybe("store.json") != self._tier.store_file.read_bytes():
+            raise CkptError(
+                "store_unavailable",
+                "The remote state store is not the one that it was: its states are gone.",
+                hint="Check GpuCkpt.store_url. The states that this node still holds are in "
+                f"{owner.folder}.",
+            )
+        for path in list(owner.manifests()):
+            if path.stem in gone:
+                with suppress(FileNotFoundError):
+                    delete_state(owner, path)
+        for state in gone:
+            self._tier.forget(state)
+
+    def _forget_gone(self, owner: OwnerStore, listed: Listed, unsent: set[str]) -> None:
+        """Forget kernel records that were there and are not any more."""
+        for name in list(self._seen):
+            parts = name.split("/")
+            if len(parts) == 3 and parts[1] not in listed.kernels and name not in unsent:
+                (owner.kernels / parts[1] / "kernel.json").unlink(missing_ok=True)
+                del self._seen[name]
+
+
+def _bound(work: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    return lambda: work(*arguments)

@@ -1,0 +1,266 @@
+"""A store on a remote system, with a tier of its own on this node's disk.
+
+Saves land in the local tier and are uploaded in the background; states of other nodes are
+listed from their manifests, and their packs fetched when they are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from ..errors import CkptError
+from .fetch import TierPacks
+from .keys import KeyRing
+from .layout import check_kernel_id, make_private_dir, owner_folder, translated
+from .local_tier import LocalTier
+from .manifest import Body
+from .mirror import Mirror
+from .objects import Objects
+from .owner import OwnerStore
+from .packs import LocalPacks, PackSource
+from .records import GcResult, KernelRecord, StateRecord
+from .remote import RemoteFiles, RemoteOwner
+from .state_store import StateStore
+from .sweep import sweep
+from .uploads import Records, Uploader
+
+_log = logging.getLogger(__name__)
+
+
+def tier_folder(tiers: Path, url: str) -> Path:
+    """The local tier of a URL: a folder of its own."""
+    return tiers / blake3(url.rstrip("/").encode()).hexdigest(length=8)
+
+
+class TieredStore(StateStore):
+    """One owner's states on a remote system.
+
+    Parameters
+    ----------
+    url, options
+        Where, as fsspec has it.
+    tiers
+        Folder for local tiers, on this node's disk.
+    owner
+        Whose states.
+    sealing, compression_level, workers, memory_limit
+        See :class:`StateStore`.
+    limit
+        Bytes of packs that the local tier keeps; those that are nowhere else stay whatever it is.
+    parallel, bandwidth
+        See :class:`Uploader`.
+    timeout
+        Seconds without an answer after which a call to the remote system has failed.
+    on_durable
+        Called, in a thread, with the id of each state that was uploaded.
+
+    Raises
+    ------
+    CkptError
+        ``store_unavailable``: the package for this kind of URL is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tiers: Path,
+        owner: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        sealing: KeyRing | None = None,
+        compression_level: int = 1,
+        workers: int | None = None,
+        memory_limit: int = 256 << 20,
+        limit: int = 64 << 30,
+        parallel: int = 3,
+        bandwidth: float = 0.0,
+        timeout: float = 20.0,
+        on_durable: Callable[[str], None] | None = None,
+    ) -> None:
+        super().__init__(
+            tier_folder(tiers, url),
+            owner,
+            sealing=sealing,
+            compression_level=compression_level,
+            workers=workers,
+            memory_limit=memory_limit,
+        )
+        self.url = url
+        name = owner_folder(owner)
+        self._remote = RemoteOwner(Objects(f"{url.rstrip('/')}/{name}", options, timeout=timeout))
+        self._tier = LocalTier(self.root / name)
+        self._limit = limit
+        self._records = Records(self._remote, self._said)
+        self._mirror = Mirror(self._remote, self._tier, self._records.unsent)
+        self._uploader = Uploader(
+            super()._open,
+            self._tier,
+            self._remote,
+            parallel=parallel,
+            bandwidth=bandwidth,
+            on_durable=self._uploaded,
+            on_problem=self._said,
+        )
+        self._on_durable = on_durable
+        self._complaint: CkptError | None = None
+        self._lock = threading.Lock()
+
+    # -- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to upload what is only in the local tier."""
+        with suppress(OSError):
+            self._tier.tidy()
+        self._uploader.start()
+
+    def stop(self, timeout: float) -> list[str]:
+        """Upload for `timeout` seconds more at most; returns the ids of states not uploaded."""
+        left = self._uploader.stop(timeout)
+        self._records.flush(min(5.0, timeout) if self._complaint is None else 0.0)
+        self._records.stop()
+        self._remote.objects.close()
+        self._uploader.join(5.0)
+        return left
+
+    def warnings(self) -> list[CkptError]:
+        """What a list of states does not say: the remote tier fails, states are not uploaded."""
+        found = [self._mirror.problem] if self._mirror.problem is not None else []
+        with self._lock:
+            if self._complaint is not None and not found:
+                found.append(self._complaint)
+        for state, why in self._uploader.lost.items():
+            found.append(
+                CkptError(
+                    "state_damaged",
+                    f"State {state} cannot be uploaded: {why}.",
+                    hint="It stays on this node only. Save the kernel again.",
+                )
+            )
+        return found
+
+    def _evict(self) -> None:
+        owner = super()._open()
+        if owner is not None:
+            with suppress(OSError):
+                self._tier.evict(owner.packs, owner.manifests, self._limit)
+
+    def _uploaded(self, state_id: str) -> None:
+        self._evict()
+        if self._on_durable is not None:
+            self._on_durable(state_id)
+
+    def _said(self, problem: CkptError | None) -> None:
+        """Say once what stands in the way, and once that it is over."""
+        if problem is not None and problem.reason == "cancelled":
+            return
+        with self._lock:
+            before, self._complaint = self._complaint, problem
+        if problem is not None and before is None:
+            _log.warning(
+                "States stay on this node for now: %s %s", problem.message, problem.hint or ""
+            )
+        elif problem is None and before is not None:
+            _log.info("The remote state store works again: states are uploaded.")
+
+    # -- the local tier as a store -------------------------------------------------------------
+
+    def _open(self) -> OwnerStore | None:
+        try:
+            if not self._mirror.join(None):
+                return None
+        except CkptError:
+            # Reads say what is known here, which is nothing; warnings() says why.
+            return None
+        make_private_dir(self.root)
+        owner = super()._create()
+        self._mirror.refresh(owner)
+        return owner
+
+    def _create(self) -> OwnerStore:
+        with translated("write to the state store"):
+            self._mirror.join(super()._create)
+        return super()._create()
+
+    def _packs(self, owner: OwnerStore) -> PackSource:
+        return TierPacks(LocalPacks(owner.packs), self._tier, self._remote, self._evict)
+
+    def _find(self, state_id: str) -> tuple[OwnerStore, Path]:
+        try:
+            return super()._find(state_id)
+        except CkptError:
+            owner = super()._open()
+            if owner is None:
+                raise
+            # Perhaps another node has made it just now.
+            self._mirror.refresh(owner, now=True)
+            return super()._find(state_id)
+
+    # -- states --------------------------------------------------------------------------------
+
+    def _record(self, body: Body) -> StateRecord:
+        record = super()._record(body)
+        record.durable = self._tier.is_durable(record.id)
+        return record
+
+    def _committed(self, record: StateRecord) -> None:
+        record.durable = False
+        self._uploader.wake()
+
+    def delete(self, state_id: str) -> None:
+        """See :meth:`StateStore.delete`; nothing is deleted while the remote tier cannot be."""
+        path = self._find(state_id)[1]
+        kernel_id = path.parent.parent.name
+        durable = self._tier.is_durable(state_id)
+        if durable:
+            self._remote.hasty().delete_state(kernel_id, state_id)
+        super().delete(state_id)
+        self._tier.forget(state_id)
+
+    def gc(
+        self,
+        *,
+        grace_seconds: float = 3600,
+        dry_run: bool = False,
+        stop: threading.Event | None = None,
+    ) -> GcResult:
+        """See :meth:`StateStore.gc`; both tiers are tidied up, if the remote one answers."""
+        here = super().gc(grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+        try:
+            files = RemoteFiles(self._remote)
+            there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+        except CkptError as error:
+            if error.reason != "store_unavailable":
+                raise
+            self._said(error)
+            return here
+        if not dry_run:
+            self._evict()
+        return GcResult(max(here[0], there[0]), max(here[1], there[1]))
+
+    # -- kernel records ------------------------------------------------------------------------
+
+    def put_kernel(self, record: KernelRecord) -> None:
+        """See :meth:`StateStore.put_kernel`; the remote tier gets it as soon as it can."""
+        super().put_kernel(record)
+        self._send_kernel(record.kernel_id)
+
+    def delete_kernel(self, kernel_id: str) -> None:
+        """See :meth:`StateStore.delete_kernel`."""
+        super().delete_kernel(kernel_id)
+        self._send_kernel(kernel_id)
+
+    def _send_kernel(self, kernel_id: str) -> None:
+        check_kernel_id(kernel_id)
+        path = self.root / self._name / "kernels" / kernel_id / "kernel.json"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            data = None
+        self._records.send(self._remote.kernel_name(kernel_id), data)

@@ -1,0 +1,336 @@
+"""Uploads in the background: states from the local tier to the remote one, and small records."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import CkptError
+from .damage import Damaged
+from .local_tier import LocalTier
+from .owner import OwnerStore
+from .packs import LocalPacks
+from .remote import RemoteOwner
+from .seal import manifest_packs
+
+#: Seconds between looks for states that another server of this node has left.
+_LOOK_SECONDS: Final = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+class _Unsent(NamedTuple):
+    state_id: str
+    kernel_id: str
+    path: Path
+
+
+class Gone(Exception):
+    """The state was deleted while it was uploaded."""
+
+
+class Uploader:
+    """Uploads states that are only in the local tier, newest first, one after the other.
+
+    What has arrived is not sent again, whatever interrupted the upload. Of several servers on
+    a node one uploads for all.
+
+    Parameters
+    ----------
+    owner
+        Gives the local tier's store; ``None`` if there is none yet.
+    tier, remote
+        The two tiers.
+    parallel
+        Packs that are sent at the same time, each of 32 MiB in memory.
+    bandwidth
+        Bytes a second at most; 0 for no limit.
+    on_durable
+        Called with a state's id once the remote tier holds it.
+    on_problem
+        Called with what stands in the way, or ``None`` when nothing does any more.
+    """
+
+    def __init__(
+        self,
+        owner: Callable[[], OwnerStore | None],
+        tier: LocalTier,
+        remote: RemoteOwner,
+        *,
+        parallel: int,
+        bandwidth: float,
+        on_durable: Callable[[str], None],
+        on_problem: Callable[[CkptError | None], None],
+    ) -> None:
+        self._owner = owner
+        self._tier = tier
+        self._remote = remote
+        self._parallel = parallel
+        self._rate = _Rate(bandwidth)
+        self._on_durable = on_durable
+        self._on_problem = on_problem
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._idle = threading.Condition()
+        self._failures = 0
+        # States that cannot be uploaded whatever is tried, with why.
+        self.lost: dict[str, str] = {}
+
+    def start(self) -> None:
+        """Begin, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="gpu-ckpt-upload", daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._wake.set()
+
+    def unsent(self) -> list[str]:
+        """Ids of the states that only the local tier has, newest first."""
+        owner = self._owner()
+        return [] if owner is None else [unsent.state_id for unsent in self._unsent(owner)]
+
+    def stop(self, timeout: float) -> list[str]:
+        """Go on for `timeout` seconds at most, then end; returns the ids that were not sent."""
+        end = time.monotonic() + timeout
+        left = self.unsent()
+        if self._thread is not None:
+            # A remote tier that fails and fails is not waited for.
+            enough = self._failures + 2
+            self.wake()
+            with self._idle:
+                while set(left) - self.lost.keys() and time.monotonic() < end:
+                    if self._failures >= enough:
+                        break
+                    self._idle.wait(min(0.5, max(0.0, end - time.monotonic())))
+                    left = self.unsent()
+        self._stop.set()
+        self._wake.set()
+        return left
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the thread, after :meth:`stop` and the remote tier's closing."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _unsent(self, owner: OwnerStore) -> list[_Unsent]:
+        durable = self._tier.durable()
+        paths = [path for path in owner.manifests() if path.stem not in durable]
+        found = [_Unsent(path.stem, path.parent.parent.name, path) for path in paths]
+        return sorted(found, reverse=True)
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                more = self._some()
+            except Exception as error:
+                # Whatever it is, the next try must come.
+                if not isinstance(error, CkptError):
+                    error = CkptError("internal", f"An upload failed: {error!r}")
+                self._failures += 1
+                self._on_problem(error)
+                self._wake.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
+            self._on_problem(None)
+            pause = _FIRST_PAUSE
+            with self._idle:
+                self._idle.notify_all()
+            if not more:
+                self._wake.wait(_LOOK_SECONDS)
+
+    def _some(self) -> bool:
+        """Upload the newest state that is to be uploaded; whether there may be more."""
+        owner = self._owner()
+        if owner is None:
+            return False
+        todo = [unsent for unsent in self._unsent(owner) if unsent.state_id not in self.lost]
+        if not todo:
+            return False
+        with self._tier.uploading() as mine:
+            if not mine:
+                return False  # another server of this node is at it
+            state = todo[0]
+            if self._tier.is_durable(state.state_id):
+                return True
+            try:
+                self._upload(owner, state)
+            except Gone:
+                return True
+            except Damaged as error:
+                self.lost[state.state_id] = str(error)
+                return True
+        self._on_durable(state.state_id)
+        return True
+
+    def _upload(self, owner: OwnerStore, state: _Unsent) -> None:
+        remote, name = self._remote, self._remote.manifest_name(state.kernel_id, state.state_id)
+        data = self._manifest(state)
+        needed = sorted(manifest_packs(data))
+        with remote.present(state.state_id, needed):
+            self._send_packs(owner, state, needed)
+            for record in owner.keys.glob("*.json"):
+                remote.objects.put(f"keys/{record.name}", record.read_bytes(), create=True)
+            self._manifest(state)
+            if remote.maybe("store.json") != self._tier.store_file.read_bytes():
+                raise CkptError(
+                    "store_unavailable",
+                    "The remote state store is not the one that this node's states belong to.",
+                    hint=f"Check GpuCkpt.store_url; the states are in {owner.folder}.",
+                )
+            remote.objects.put(name, data)
+            marks = state.path.with_suffix(".marks.json")
+            with suppress(FileNotFoundError):
+                remote.objects.put(
+                    remote.marks_name(state.kernel_id, state.state_id), marks.read_bytes()
+                )
+            if not remote.is_present(state.state_id):
+                # Held up for so long that a collector may have taken it for dead.
+                self._send_packs(owner, state, needed)
+            self._tier.set_durable(state.state_id)
+            try:
+                self._manifest(state)
+            except Gone:
+                remote.delete_state(state.kernel_id, state.state_id)
+                self._tier.forget(state.state_id)
+                raise
+
+    def _manifest(self, state: _Unsent) -> bytes:
+        try:
+            return state.path.read_bytes()
+        except FileNotFoundError:
+            raise Gone(state.state_id) from None
+
+    def _send_packs(self, owner: OwnerStore, state: _Unsent, needed: list[str]) -> None:
+        there = self._remote.packs()
+        local = LocalPacks(owner.packs)
+        missing = []
+        for pack in needed:
+            size = local.size(pack)
+            if pack in there and size in (None, there[pack].size):
+                continue
+            if size is None:
+                raise Damaged(f"pack {pack} is in neither tier")
+            missing.append(pack)
+
+        def send(pack: str) -> None:
+            if self._stop.is_set():
+                raise CkptError("cancelled", "The transfer was cancelled.")
+            self._manifest(state)  # still wanted?
+            path = local.path(pack)
+            self._rate.wait(path.stat().st_size, self._stop)
+            self._remote.put_pack(pack, path)
+
+        with ThreadPoolExecutor(self._parallel, "gpu-ckpt-upload") as pool:
+            sent = [pool.submit(send, pack) for pack in missing]
+            try:
+                for done in sent:
+                    done.result()
+            except BaseException:
+                for done in sent:
+                    done.cancel()
+                raise
+
+
+class _Rate:
+    """Lets bytes pass at a rate."""
+
+    def __init__(self, bandwidth: float) -> None:
+        self._bandwidth = bandwidth
+        self._lock = threading.Lock()
+        self._free = 0.0
+
+    def wait(self, size: int, stop: threading.Event) -> None:
+        """Wait until `size` bytes may pass."""
+        if self._bandwidth <= 0:
+            return
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._free)
+            self._free = begin + size / self._bandwidth
+        stop.wait(begin - now)
+
+
+class Records:
+    """Writes small objects in the background: of each only its newest content counts."""
+
+    def __init__(self, remote: RemoteOwner, on_problem: Callable[[CkptError], None]) -> None:
+        self._remote = remote
+        self._on_problem = on_problem
+        self._lock = threading.Condition()
+        self._waiting: dict[str, bytes | None] = {}
+        self._sending: str | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def unsent(self) -> set[str]:
+        """Names of objects that are not what they should be yet."""
+        with self._lock:
+            names = set(self._waiting)
+            if self._sending is not None:
+                names.add(self._sending)
+            return names
+
+    def send(self, name: str, data: bytes | None) -> None:
+        """Have an object written, or removed if `data` is ``None``."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._waiting[name] = data
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="gpu-ckpt-records", daemon=True
+                )
+                self._thread.start()
+            self._lock.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is sent; whether it was."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._waiting and self._sending is None, timeout)
+
+    def stop(self) -> None:
+        """Send no more."""
+        with self._lock:
+            self._stopped = True
+            self._waiting.clear()
+            self._lock.notify_all()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or self._stopped)
+                if self._stopped:
+                    return
+                name = next(iter(self._waiting))
+                data = self._waiting.pop(name)
+                self._sending = name
+            error: CkptError | None = None
+            try:
+                if data is None:
+                    self._remote.objects.delete(name)
+                else:
+                    self._remote.objects.put(name, data, check=False)
+            except CkptError as failure:
+                error = failure
+            with self._lock:
+                self._sending = None
+                if error is not None and not self._stopped:
+                    self._waiting.setdefault(name, data)  # unless there is something newer
+                self._lock.notify_all()
+                if error is None:
+                    pause = _FIRST_PAUSE
+                    continue
+            self._on_problem(error)
+            with self._lock:
+                self._lock.wait_for(lambda: self._stopped, pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)

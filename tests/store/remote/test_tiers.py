@@ -1,0 +1,331 @@
+"""A store on a real S3 server, with a tier on each node, over a network that fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
+from jupyter_gpu_ckpt.store.tiers import TieredStore
+from tests.harness.s3 import Proxy
+from tests.store.conftest import KERNEL, make_meta, noise, pack_files, snapshot
+
+MIB = 1 << 20
+
+Node = Callable[..., TieredStore]
+
+
+@pytest.fixture
+def node(url: str, proxy: Proxy, tmp_path: Path) -> Iterator[Node]:
+    """Make a store as a server on some node has it; the node's name says which disk it has."""
+    stores: list[TieredStore] = []
+
+    def node(name: str = "a", *, start: bool = True, **traits: object) -> TieredStore:
+        options = {"timeout": 2.0, "options": proxy.options, **traits}
+        store = TieredStore(url, tmp_path / name, "ada", **options)  # type: ignore[arg-type]
+        stores.append(store)
+        if start:
+            store.start()
+        return store
+
+    yield node
+    for store in stores:
+        store.stop(0)
+
+
+def save(store: TieredStore, image: Path, kernel_id: str = KERNEL) -> StateRecord:
+    with store.begin(kernel_id) as writer:
+        writer.add_tree(image)
+        return writer.commit(make_meta(kernel_id))
+
+
+def wait_for(condition: Callable[[], object], timeout: float = 20) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.02)
+
+
+def wait_durable(store: TieredStore, state_id: str) -> None:
+    wait_for(lambda: store.state(state_id).durable)
+
+
+def content(store: TieredStore, state_id: str, dest: Path) -> dict[bytes, tuple[int, bytes | None]]:
+    store.materialise(state_id, dest)
+    return snapshot(dest)
+
+
+@pytest.fixture
+def big(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image that makes several packs, being small ones here."""
+    monkeypatch.setattr("jupyter_gpu_ckpt.store.packwriter.PACK_SIZE", 4 * MIB)
+    monkeypatch.setattr("jupyter_gpu_ckpt.store.objects._PART", MIB)
+    folder = tmp_path / "big"
+    folder.mkdir()
+    (folder / "pages-1.img").write_bytes(noise(10 * MIB, seed=3))
+    return folder
+
+
+def test_a_state_is_local_then_durable_then_on_another_node(
+    node: Node, image: Path, tmp_path: Path
+) -> None:
+    a = node("a", start=False)
+    saved = save(a, image)
+    assert not saved.durable
+    assert [state.durable for state in a.states()] == [False]
+    b = node("b")
+    assert b.states() == []
+    a.start()
+    wait_durable(a, saved.id)
+    time.sleep(2.1)  # what b has listed counts as fresh for so long
+    (found,) = b.states()
+    assert found == a.state(saved.id)
+    assert found.durable and found.meta.label == "before the long run"
+    assert content(b, saved.id, tmp_path / "out") == snapshot(image)
+
+
+def test_the_node_is_lost(node: Node, image: Path, tmp_path: Path) -> None:
+    a = node("a")
+    first = save(a, image)
+    (image / "core-1.img").write_bytes(b"later" * 99)
+    second = save(a, image)
+    assert second.parent == first.id
+    assert a.stop(20) == []
+    b = node("b")
+    assert [state.id for state in b.states(KERNEL)] == [second.id, first.id]
+    assert content(b, second.id, tmp_path / "out") == snapshot(image)
+    # And it goes on from there, without storing anew what the other node has stored.
+    (image / "one").write_bytes(b"2")
+    third = save(b, image)
+    assert third.parent == second.id
+    assert third.stored_size < 100_000
+    wait_durable(b, third.id)
+    assert content(node("c"), third.id, tmp_path / "out3") == snapshot(image)
+
+
+def test_lists_and_collections_take_few_requests(
+    node: Node, image: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    a = node("a")
+    for number in range(12):
+        (image / "one").write_bytes(b"%d" % number)
+        last = save(a, image)
+    assert a.stop(30) == []
+    b = node("b")
+    assert len(b.states()) == 12
+    proxy.requests.clear()
+    b._mirror._refreshed = 0.0
+    assert len(b.states()) == 12
+    assert [r.method for r in proxy.requests] == ["GET"]
+    proxy.requests.clear()
+    b.gc()
+    assert proxy.count() < 40, [r[:2] for r in proxy.requests]
+    proxy.requests.clear()
+    with b.open(last.id):
+        pass
+    assert proxy.count() <= 3  # the index, and two lists
+
+
+def test_only_missing_packs_are_sent_after_a_cut(
+    node: Node, big: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    a = node("a", start=False, timeout=1.0, parallel=1)
+    saved = save(a, big)
+    assert len(pack_files(a.root)) == 3
+    proxy.fault("cut request", "PUT", "0002.pack", times=99)
+    a.start()
+    wait_for(lambda: a.warnings())
+    assert proxy.count("PUT", "0000.pack") == proxy.count("PUT", "0001.pack") == 1
+    assert a.stop(0) == [saved.id]
+    # Nothing half is listed elsewhere.
+    assert node("b").states() == []
+    proxy.heal()
+    again = node("a")
+    wait_durable(again, saved.id)
+    assert proxy.count("PUT", "0000.pack") == proxy.count("PUT", "0001.pack") == 1
+    assert content(node("c"), saved.id, tmp_path / "out") == snapshot(big)
+
+
+def test_an_unreachable_system_stops_nobody(
+    node: Node, image: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    a = node("a")
+    first = save(a, image)
+    wait_durable(a, first.id)
+    proxy.down()
+    (image / "one").write_bytes(b"2")
+    began = time.monotonic()
+    second = save(a, image)
+    assert {state.id: state.durable for state in a.states()} == {second.id: False, first.id: True}
+    assert time.monotonic() - began < 5
+    for _ in range(5):
+        a.states()
+    assert time.monotonic() - began < 6
+    wait_for(lambda: a.states() and a.warnings())
+    (warning,) = a.warnings()
+    assert warning.reason == "store_unavailable"
+    assert content(a, second.id, tmp_path / "out") == snapshot(image)
+    with pytest.raises(CkptError, match="does not work"):
+        a.delete(first.id)
+    assert len(a.states()) == 2
+    began = time.monotonic()
+    assert a.stop(30) == [second.id]
+    assert time.monotonic() - began < 20, "it waits for what does not work"
+    proxy.heal()
+    again = node("a")
+    wait_durable(again, second.id)
+    assert again.warnings() == []
+
+
+def test_a_system_that_was_never_reached(node: Node, image: Path, proxy: Proxy) -> None:
+    proxy.down()
+    a = node("a")
+    assert a.states() == []
+    assert a.warnings()
+    with pytest.raises(CkptError, match="never reached from this node"):
+        save(a, image)
+
+
+def test_a_state_that_is_deleted_meanwhile_is_not_uploaded(
+    node: Node, big: Path, proxy: Proxy
+) -> None:
+    a = node("a", parallel=1)
+    proxy.rate = 4 * MIB
+    saved = save(a, big)
+    wait_for(lambda: proxy.count("PUT", ".pack"))
+    a.delete(saved.id)
+    proxy.rate = None
+    wait_for(lambda: not a._uploader.unsent() and not proxy_busy(a))
+    assert a.states() == []
+    assert node("b").states() == []
+
+
+def proxy_busy(store: TieredStore) -> bool:
+    return bool(store._remote.objects.list("writers"))
+
+
+def test_what_is_deleted_here_is_gone_there(node: Node, image: Path) -> None:
+    a = node("a")
+    saved, kept = save(a, image), save(a, image)
+    assert a.stop(20) == []
+    b, a = node("b"), node("a")
+    assert len(b.states()) == 2
+    a.delete(saved.id)
+    b._mirror._refreshed = 0.0
+    assert [state.id for state in b.states()] == [kept.id]
+    # What nobody needs any more goes, when its time has come.
+    assert b.gc(grace_seconds=3600).packs == 0
+    b.gc(grace_seconds=-1)
+    assert {p.rpartition("-")[0] for p in a._remote.packs()} == {saved.id, kept.id}
+
+
+def test_an_emptied_system_takes_no_states_along(node: Node, image: Path) -> None:
+    a = node("a")
+    saved = save(a, image)
+    wait_durable(a, saved.id)
+    for name in [*a._remote.objects.list("kernels"), "store.json"]:
+        a._remote.objects.delete(name)
+    a._mirror._refreshed = 0.0
+    assert [state.id for state in a.states()] == [saved.id]
+    (warning,) = a.warnings()
+    assert "not the one that it was" in warning.message
+
+
+def test_the_local_tier_lets_go_of_what_is_durable(node: Node, big: Path, tmp_path: Path) -> None:
+    a = node("a", limit=5 * MIB)
+    first = save(a, big)
+    wait_durable(a, first.id)
+    wait_for(lambda: sum(p.stat().st_size for p in pack_files(a.root)) <= 5 * MIB)
+    assert content(a, first.id, tmp_path / "out") == snapshot(big)
+    assert a.stop(5) == []
+    assert sum(p.stat().st_size for p in pack_files(a.root)) <= 5 * MIB
+
+
+def test_downloads_that_fail_are_tried_again(
+    node: Node, big: Path, proxy: Proxy, tmp_path: Path
+) -> None:
+    a = node("a")
+    saved = save(a, big)
+    assert a.stop(30) == []
+    b = node("b")
+    proxy.fault("cut response", "GET", "0000.pack", times=2)
+    proxy.fault("503", "GET", "0001.pack", times=2)
+    proxy.fault("short response", "GET", "0002.pack", times=2)
+    assert content(b, saved.id, tmp_path / "out") == snapshot(big)
+    assert proxy.count("GET", "0001.pack") >= 4  # in ranges
+    assert not list((b.root / "ada" / "tier" / "incoming").iterdir())
+
+
+def test_a_pack_that_is_gone_is_damage(node: Node, big: Path, tmp_path: Path) -> None:
+    a = node("a")
+    saved = save(a, big)
+    assert a.stop(30) == []
+    b = node("b")
+    b._remote.objects.delete(b._remote.pack_name(f"{saved.id}-0001"))
+    with pytest.raises(CkptError, match="damaged") as damage:
+        content(b, saved.id, tmp_path / "out")
+    assert damage.value.reason == "state_damaged"
+    lost = b.verify(saved.id).lost
+    assert {entry.path for entry in lost} == {b"pages-1.img"}
+
+
+def test_leases_are_seen_elsewhere_and_hold_nothing_up(node: Node, proxy: Proxy) -> None:
+    def record(renewed: float) -> KernelRecord:
+        lease = Lease(node_id="n", hostname="h", boot_id="b", server_pid=1, server_start=0.0,
+                      renewed=renewed, ttl=30)  # fmt: skip
+        return KernelRecord(kernel_id=KERNEL, kernel_name="p", display_name="P", lease=lease)
+
+    a, b = node("a"), node("b")
+    a.put_kernel(record(1.0))
+    a._records.flush(10)
+    (seen,) = b.kernels()
+    assert seen == record(1.0)
+    proxy.down()
+    began = time.monotonic()
+    for renewed in range(2, 12):
+        a.put_kernel(record(renewed))
+    assert time.monotonic() - began < 2
+    assert a.kernel(KERNEL) == record(11)
+    proxy.heal()
+    wait_for(lambda: a._records.flush(10))
+    b._mirror._rest_until = b._mirror._refreshed = 0.0
+    assert b.kernels() == [record(11)]
+    a.delete_kernel(KERNEL)
+    a._records.flush(10)
+    b._mirror._refreshed = 0.0
+    assert b.kernels() == []
+
+
+def test_an_encrypted_store_on_two_nodes(node: Node, image: Path, tmp_path: Path) -> None:
+    from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+
+    new_key_file(tmp_path / "key")
+    ring = KeyRing(KeyFile(tmp_path / "key"), [])
+    a = node("a", sealing=ring)
+    saved = save(a, image)
+    assert a.stop(20) == []
+    everything = b"".join(p.read_bytes() for p in pack_files(a.root))
+    assert b"row of a table" not in everything
+    assert content(node("b", sealing=ring), saved.id, tmp_path / "out") == snapshot(image)
+    without = node("c")
+    with pytest.raises(CkptError) as error:
+        without.state(saved.id)
+    assert error.value.reason in ("key_missing", "wrong_key")
+
+
+def test_two_servers_of_one_node_upload_each_state_once(
+    node: Node, image: Path, proxy: Proxy
+) -> None:
+    first, second = node("a"), node("a")
+    ids = []
+    for number in range(4):
+        (image / "one").write_bytes(os.urandom(9000))
+        ids.append(save((first, second)[number % 2], image).id)
+    assert first.stop(20) == [] == second.stop(20)
+    for state in ids:
+        assert proxy.count("PUT", f"states/{state}.json") == 1
