@@ -176,7 +176,10 @@ class RemoteFiles:
         if self._now is None:
             name = f"now/{secrets.token_hex(8)}"
             self._objects.put(name, b"now", check=False)
-            self._now = (self._objects.list("now")[name].modified, time.clock_gettime(time.CLOCK_BOOTTIME))
+            self._now = (
+                self._objects.list("now")[name].modified,
+                time.clock_gettime(time.CLOCK_BOOTTIME),
+            )
             self._remote.forget(name)
         return self._now[0] + time.clock_gettime(time.CLOCK_BOOTTIME) - self._now[1]
 
