@@ -56,6 +56,7 @@ class Body(msgspec.Struct, kw_only=True):
             meta=self.meta,
             format=self.format,
             parent=self.parent,
+            key_id=self.key_id,
         )
 
 

@@ -44,7 +44,9 @@ class StateRecord(msgspec.Struct, kw_only=True):
 
     ``created`` is ISO 8601 in UTC; ``size`` is the logical size of the image
     directory and ``stored_size`` what this state added to the store, in bytes; ``parent``
-    is the id of the state whose pages it shares, which may be gone by now. ``durable`` is
+    is the id of the state whose pages it shares, which may be gone by now; ``key_id`` tells the
+    key that it is encrypted with. Noted later are whether it is ``pinned``, its label, when it was
+    last ``verified`` (ISO 8601), and the ``damage`` that was found then. ``durable`` is
     False for a state that only this node has, in the local tier of a remote store.
     """
 
@@ -55,6 +57,10 @@ class StateRecord(msgspec.Struct, kw_only=True):
     meta: StateMeta
     format: int = FORMAT
     parent: str | None = None
+    key_id: str | None = None
+    pinned: bool = False
+    verified: str | None = None
+    damage: str | None = None
     durable: bool = True
 
 

@@ -111,6 +111,10 @@ class _Packs(msgspec.Struct):
     packs: dict[str, int]
 
 
+class _MaybePacks(msgspec.Struct):
+    packs: dict[str, int] = {}
+
+
 class _PlainRefs(msgspec.Struct):
     body: _Packs
 
@@ -162,10 +166,7 @@ class NullSealing:
         """See :class:`Sealing`."""
         if sealed_with(data) is not None:
             raise no_key()
-        try:
-            envelope = msgspec.json.decode(data, type=_Envelope)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Damaged("its manifest is cut off or unreadable") from error
+        envelope = _envelope(data)
         body = bytes(envelope.body)
         if not hmac.compare_digest(self._digest(body, context).encode(), envelope.blake3.encode()):
             raise Damaged("its manifest does not match its checksum")
@@ -239,7 +240,7 @@ class KeySealing:
         key = self._ring.current()
         if key is None:
             return self._plain.seal_manifest(body, context)
-        packs = msgspec.json.encode(msgspec.json.decode(body, type=_Packs).packs)
+        packs = msgspec.json.encode(msgspec.json.decode(body, type=_MaybePacks).packs)
         sealed = seal_text(key, body, self._place(context, packs))
         envelope = _Sealed(
             key=key.id, packs=msgspec.Raw(packs), sealed=base64.b64encode(sealed).decode()
@@ -291,6 +292,24 @@ def manifest_packs(data: bytes) -> set[str]:
         return set(msgspec.json.decode(data, type=_PlainRefs).body.packs)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {match.decode() for match in _PACK_ID.findall(data)}
+
+
+def plain_body(data: bytes) -> bytes:
+    """Body of what is not encrypted, unchecked.
+
+    Raises
+    ------
+    Damaged
+        There is none.
+    """
+    return bytes(_envelope(data).body)
+
+
+def _envelope(data: bytes) -> _Envelope:
+    try:
+        return msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged("its manifest is cut off or unreadable") from error
 
 
 def manifest_format(data: bytes) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 from contextlib import ExitStack, suppress
@@ -10,33 +9,27 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ..errors import CkptError
-from .damage import Damaged, TooNew, damaged, too_new
+from .damage import Damaged, TooNew
 from .incremental import Parent
 from .index import load_index
-from .kernel_store import READING, WRITING, KernelStore
+from .kernel_store import WRITING
 from .keys import KeyRing
-from .layout import (
-    check_kernel_id,
-    check_state_id,
-    translated,
-    unknown_state,
-)
-from .local_files import LocalFiles, delete_state
-from .manifest import Body, decode_manifest
-from .owner import OwnerStore, manifests_of
+from .layout import check_kernel_id, translated
+from .manifest import Body
+from .owner import OwnerStore
 from .packs import LocalPacks, PackSource
 from .pool import Progress, worker_count
 from .presence import Presence, reading
 from .reader import StateReader
-from .records import GcResult, StateRecord, VerifyResult
-from .sweep import sweep
+from .records import StateRecord, VerifyResult
+from .upkeep import Upkeep
 from .writer import StateWriter
 
 # So many states are tried as parents of a new one.
 _PARENTS = 3
 
 
-class StateStore(KernelStore):
+class StateStore(Upkeep):
     """One owner's states in a local (or mounted) folder.
 
     Synchronous and thread-safe; the keeper calls it from worker threads. Several
@@ -110,7 +103,9 @@ class StateStore(KernelStore):
         now = datetime.now(timezone.utc)
         state_id = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         with translated(WRITING):
-            for body in self._likely_parents(kernel_id, parent):
+            likely = self._likely_parents(owner, kernel_id, parent)
+            newest = max((body.created for body in likely), default=None)
+            for body in likely:
                 if body.key_id != key_id:
                     continue
                 # Pinned first: from here on no collector takes what it is made of.
@@ -118,16 +113,16 @@ class StateStore(KernelStore):
                 try:
                     known = self._parent(owner, body)
                     if known is not None:
-                        return self._writer(owner, kernel_id, state_id, presence, known)
+                        return self._writer(owner, kernel_id, state_id, presence, known, newest)
                 except BaseException:
                     presence.end()
                     raise
                 presence.end()
             presence = Presence(owner.writers, state_id, pins={})
-            return self._writer(owner, kernel_id, state_id, presence, None)
+            return self._writer(owner, kernel_id, state_id, presence, None, newest)
 
-    def _likely_parents(self, kernel_id: str, parent: str | None) -> list[Body]:
-        found = [body for _, body in self._bodies(kernel_id) if isinstance(body, Body)]
+    def _likely_parents(self, owner: OwnerStore, kernel_id: str, parent: str | None) -> list[Body]:
+        found = [body for _, body in self._bodies(owner, kernel_id) if isinstance(body, Body)]
         found.sort(key=lambda body: (body.created, body.id), reverse=True)
         if parent is not None:
             with suppress(CkptError):
@@ -154,6 +149,7 @@ class StateStore(KernelStore):
         state_id: str,
         presence: Presence,
         parent: Parent | None,
+        newest: str | None,
     ) -> StateWriter:
         return StateWriter(
             owner,
@@ -163,65 +159,12 @@ class StateStore(KernelStore):
             state_id=state_id,
             level=self._level,
             workers=self._workers,
+            after=newest,
             on_commit=self._committed,
         )
 
     def _committed(self, record: StateRecord) -> None:
         """What is to be done with a new state; for stores with another tier."""
-
-    def _record(self, body: Body) -> StateRecord:
-        return body.record()
-
-    def states(self, kernel_id: str | None = None, path: str | None = None) -> list[StateRecord]:
-        """List intact states, newest first, of one kernel or notebook path if given.
-
-        A notebook's are those saved under its path, and those of the kernel that has it now: it
-        may have been renamed since.
-
-        Only manifests are read: hundreds take milliseconds. See :meth:`damaged` for others.
-        """
-        has_it = set()
-        if path is not None:
-            has_it = {kernel.kernel_id for kernel in self.kernels() if kernel.path == path}
-        records = [
-            self._record(body)
-            for _, body in self._bodies(kernel_id)
-            if isinstance(body, Body)
-            and (path is None or body.meta.path == path or body.meta.kernel_id in has_it)
-        ]
-        return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
-
-    def damaged(self) -> list[tuple[str, str]]:
-        """List states that cannot be read: (state id, why), newest first."""
-        bad = [
-            (state, body.message) for state, body in self._bodies() if not isinstance(body, Body)
-        ]
-        return sorted(bad, reverse=True)
-
-    def state(self, state_id: str) -> StateRecord:
-        """Look up one state.
-
-        Raises
-        ------
-        CkptError
-            ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format).
-        """
-        return self._record(self._body(state_id)[1])
-
-    def delete(self, state_id: str) -> None:
-        """Remove a state, damaged or not; its space comes back with the next collection.
-
-        Raises
-        ------
-        CkptError
-            ``unknown_state``.
-        """
-        owner, path = self._find(state_id)
-        with translated(WRITING):
-            try:
-                delete_state(owner, path)
-            except FileNotFoundError:
-                raise unknown_state() from None
 
     def open(self, state_id: str) -> StateReader:
         """Open a state to read it back; the keeper calls it before a restore.
@@ -288,105 +231,3 @@ class StateStore(KernelStore):
         """
         with self.open(state_id) as reader:
             return reader.check(progress=progress, cancel=cancel)
-
-    def gc(
-        self,
-        *,
-        grace_seconds: float = 3600,
-        dry_run: bool = False,
-        stop: threading.Event | None = None,
-    ) -> GcResult:
-        """Remove what no state needs; safe beside running saves, here and elsewhere.
-
-        Parameters
-        ----------
-        grace_seconds
-            Spare what is younger.
-        dry_run
-            Only count.
-        stop
-            Ends it early when set; what was removed until then is the result.
-        """
-        owner = self._open()
-        if owner is None:
-            return GcResult(0, 0)
-        owner = self._create()
-        with translated("tidy up the state store"):
-            files = LocalFiles(owner)
-            return sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
-
-    def usage(self) -> int:
-        """Bytes this owner's store takes on disk."""
-        owner = self._open()
-        if owner is None:
-            return 0
-        with translated(READING):
-            return _disk_usage(os.fspath(owner.folder))
-
-    def _bodies(self, kernel_id: str | None = None) -> list[tuple[str, Body | CkptError]]:
-        if kernel_id is not None:
-            check_kernel_id(kernel_id)
-        owner = self._open()
-        if owner is None:
-            return []
-        with translated(READING):
-            if kernel_id is None:
-                paths = list(owner.manifests())
-            else:
-                paths = list(manifests_of(owner.states_of(kernel_id)))
-            found: list[tuple[str, Body | CkptError]] = []
-            for path in paths:
-                try:
-                    found.append((path.stem, _load(owner, path)))
-                except FileNotFoundError:
-                    continue  # deleted meanwhile
-                except CkptError as error:
-                    found.append((path.stem, error))
-        return found
-
-    def _find(self, state_id: str) -> tuple[OwnerStore, Path]:
-        check_state_id(state_id)
-        owner = self._open()
-        if owner is not None:
-            with translated(READING):
-                for kernel in owner.kernel_folders():
-                    path = kernel / "states" / f"{state_id}.json"
-                    if path.is_file():
-                        return owner, path
-        raise unknown_state()
-
-    def _body(self, state_id: str) -> tuple[OwnerStore, Body]:
-        owner, path = self._find(state_id)
-        with translated(READING):
-            try:
-                return owner, _load(owner, path)
-            except FileNotFoundError:
-                raise unknown_state() from None
-
-
-def _load(owner: OwnerStore, path: Path) -> Body:
-    state_id = path.stem
-    data = path.read_bytes()
-    try:
-        body = decode_manifest(data, owner.sealing, path.parent.parent.name, state_id)
-    except Damaged as error:
-        raise damaged(state_id, str(error)) from error
-    except TooNew as error:
-        raise too_new(state_id, str(error)) from error
-    return body
-
-
-def _disk_usage(folder: str) -> int:
-    total = 0
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                except FileNotFoundError:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    total += _disk_usage(entry.path)
-    except FileNotFoundError:
-        return total
-    return total

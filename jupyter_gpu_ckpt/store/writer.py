@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -65,10 +65,12 @@ class StateWriter:
         state_id: str,
         level: int,
         workers: int,
+        after: str | None = None,
         on_pack: Callable[[str], None] | None = None,
         on_commit: Callable[[StateRecord], None] | None = None,
     ) -> None:
         self.state_id = state_id
+        self._after = after
         self._on_commit = on_commit
         self.parent = None if parent is None else parent.state_id
         self._owner = owner
@@ -274,7 +276,7 @@ class StateWriter:
         body = Body(
             format=FORMAT,
             id=self.state_id,
-            created=datetime.now(timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z",
+            created=_now(self._after),
             size=sum(file.size for file in index.files),
             stored_size=stored,
             parent=self.parent,
@@ -338,3 +340,12 @@ def _between(runs: list[NewRun], count: int) -> Iterator[Range]:
         at = begin + length
     if at < count:
         yield at, count
+
+
+def _now(after: str | None) -> str:
+    """Time, but later than `after`: another node's clock, that of an older state, may be ahead."""
+    now = datetime.now(timezone.utc)
+    if after is not None:
+        newest = datetime.fromisoformat(after.replace("Z", "+00:00"))
+        now = max(now, newest + timedelta(milliseconds=1))
+    return now.isoformat(timespec="milliseconds")[:-6] + "Z"

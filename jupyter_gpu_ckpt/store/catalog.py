@@ -1,0 +1,219 @@
+"""Which states there are: their manifests and marks, listed, looked up, deleted."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from msgspec import UNSET, UnsetType
+
+from ..errors import CkptError
+from .damage import Damaged, TooNew, damaged, too_new
+from .kernel_store import READING, WRITING, KernelStore
+from .keys import KeyRing
+from .layout import check_kernel_id, check_state_id, translated, unknown_state
+from .local_files import delete_state
+from .manifest import Body, decode_manifest
+from .marks import changed, encode_marks, put_marks, read_marks
+from .owner import OwnerStore, manifests_of
+from .records import StateRecord
+
+
+class Catalog(KernelStore):
+    """The part of a store that knows its states; see :class:`~.state_store.StateStore`."""
+
+    def __init__(self, root: Path, owner: str, ring: KeyRing | None) -> None:
+        super().__init__(root, owner, ring)
+        self._marking = threading.Lock()
+
+    def states(self, kernel_id: str | None = None, path: str | None = None) -> list[StateRecord]:
+        """List intact states, newest first, of one kernel or notebook path if given.
+
+        A notebook's are those saved under its path, and those of the kernel that has it now: it
+        may have been renamed since.
+
+        Only manifests are read: hundreds take milliseconds. See :meth:`damaged` for others.
+        """
+        if kernel_id is not None:
+            check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return []
+        has_it = set()
+        if path is not None:
+            has_it = {kernel.kernel_id for kernel in self.kernels() if kernel.path == path}
+        records = [
+            self._noted(owner, self._record(body))
+            for _, body in self._bodies(owner, kernel_id)
+            if isinstance(body, Body)
+            and (path is None or body.meta.path == path or body.meta.kernel_id in has_it)
+        ]
+        return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
+
+    def damaged(self) -> list[tuple[str, str]]:
+        """List states that cannot be read: (state id, why), newest first."""
+        owner = self._open()
+        if owner is None:
+            return []
+        found = self._bodies(owner)
+        bad = [(state, body.message) for state, body in found if not isinstance(body, Body)]
+        return sorted(bad, reverse=True)
+
+    def state(self, state_id: str) -> StateRecord:
+        """Look up one state.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format).
+        """
+        owner, body = self._body(state_id)
+        return self._noted(owner, self._record(body))
+
+    def delete(self, state_id: str) -> None:
+        """Remove a state, damaged or not; its space comes back with the next collection.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_state``.
+        """
+        owner, path = self._find(state_id)
+        with translated(WRITING):
+            try:
+                delete_state(owner, path)
+            except FileNotFoundError:
+                raise unknown_state() from None
+
+    def mark(
+        self,
+        state_id: str,
+        *,
+        pinned: bool | UnsetType = UNSET,
+        label: str | UnsetType | None = UNSET,
+        verified: str | UnsetType | None = UNSET,
+        damage: str | UnsetType | None = UNSET,
+    ) -> StateRecord:
+        """Note something on a state; what is not given stays.
+
+        Parameters
+        ----------
+        state_id
+            Which state.
+        pinned
+            Whether retention spares it, whatever its rules.
+        label
+            Its label; ``None`` for none.
+        verified, damage
+            When it was last found intact (ISO 8601); what was found lost.
+
+        Returns
+        -------
+        StateRecord
+            The state with its new marks.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_state``, ``no_space``, ``key_missing``.
+        """
+        owner, path = self._find(state_id)
+        with self._marking, translated(WRITING):
+            try:
+                marks = changed(
+                    read_marks(owner, path),
+                    pinned=pinned,
+                    label=label,
+                    verified=verified,
+                    damage=damage,
+                )
+                self._put_marks(owner, path, encode_marks(owner.sealing, path, marks))
+            except FileNotFoundError:
+                raise unknown_state() from None
+        return self.state(state_id)
+
+    def _put_marks(self, owner: OwnerStore, manifest: Path, data: bytes) -> None:
+        put_marks(owner, manifest, data)
+
+    def usage(self) -> int:
+        """Bytes this owner's store takes on disk."""
+        owner = self._open()
+        if owner is None:
+            return 0
+        with translated(READING):
+            return _disk_usage(os.fspath(owner.folder))
+
+    def _record(self, body: Body) -> StateRecord:
+        return body.record()
+
+    def _noted(self, owner: OwnerStore, record: StateRecord) -> StateRecord:
+        """Add to a record what was noted on the state since it was saved."""
+        marks = read_marks(owner, owner.manifest(record.meta.kernel_id, record.id))
+        record.pinned, record.verified, record.damage = marks.pinned, marks.verified, marks.damage
+        record.meta.label = marks.label_of(record.meta.label)
+        return record
+
+    def _bodies(
+        self, owner: OwnerStore, kernel_id: str | None = None
+    ) -> list[tuple[str, Body | CkptError]]:
+        with translated(READING):
+            if kernel_id is None:
+                paths = list(owner.manifests())
+            else:
+                paths = list(manifests_of(owner.states_of(kernel_id)))
+            found: list[tuple[str, Body | CkptError]] = []
+            for path in paths:
+                try:
+                    found.append((path.stem, self._load(owner, path)))
+                except FileNotFoundError:
+                    continue  # deleted meanwhile
+                except CkptError as error:
+                    found.append((path.stem, error))
+        return found
+
+    def _find(self, state_id: str) -> tuple[OwnerStore, Path]:
+        check_state_id(state_id)
+        owner = self._open()
+        if owner is not None:
+            with translated(READING):
+                for kernel in owner.kernel_folders():
+                    path = kernel / "states" / f"{state_id}.json"
+                    if path.is_file():
+                        return owner, path
+        raise unknown_state()
+
+    def _body(self, state_id: str) -> tuple[OwnerStore, Body]:
+        owner, path = self._find(state_id)
+        with translated(READING):
+            try:
+                return owner, self._load(owner, path)
+            except FileNotFoundError:
+                raise unknown_state() from None
+
+    def _load(self, owner: OwnerStore, path: Path) -> Body:
+        state_id = path.stem
+        data = path.read_bytes()
+        try:
+            body = decode_manifest(data, owner.sealing, path.parent.parent.name, state_id)
+        except Damaged as error:
+            raise damaged(state_id, str(error)) from error
+        except TooNew as error:
+            raise too_new(state_id, str(error)) from error
+        return body
+
+
+def _disk_usage(folder: str) -> int:
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+                except FileNotFoundError:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    total += _disk_usage(entry.path)
+    except FileNotFoundError:
+        return total
+    return total
