@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 from tornado import web
+
+#: What pages call the session of a console that belongs to no file.
+_CONSOLE: Final = re.compile(r"console-(\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Sessions:
@@ -72,7 +76,14 @@ class Sessions:
             return
         await self._sessions.create_session(
             path=path,
-            name=posixpath.basename(path),
+            name=_name(path),
             type="notebook" if path.endswith(".ipynb") else "console",
             kernel_id=kernel_id,
         )
+
+
+def _name(path: str) -> str:
+    """What a page shows as the name of a session."""
+    base = posixpath.basename(path)
+    console = _CONSOLE.fullmatch(base)
+    return f"Console {console[1]}" if console else base

@@ -1,4 +1,4 @@
-import { Time } from '@jupyterlab/coreutils';
+import { PathExt, Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 const UNITS = ['byte', 'kilobyte', 'megabyte', 'gigabyte', 'terabyte'];
@@ -59,4 +59,14 @@ export function formatAge(
     return trans.__('just now');
   }
   return Time.formatHuman(when, style === 'narrow' ? 'short' : 'long');
+}
+
+/** What pages call the session of a console that belongs to no file. */
+const CONSOLE = /^console-(\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
+
+/** The name of a notebook or console, as its tab shows it. */
+export function formatName(path: string, trans: TranslationBundle): string {
+  const name = PathExt.basename(path);
+  const number = CONSOLE.exec(name)?.[1];
+  return number ? trans.__('Console %1', number) : name;
 }

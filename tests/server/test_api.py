@@ -45,6 +45,22 @@ def test_save_and_roll_back(api: Api, start: Start) -> None:
     assert kernel.run("print(x + 1)") == "42"
 
 
+def test_a_console_that_comes_back_is_called_as_before(api: Api, server: JupyterServer) -> None:
+    client = server.client
+    path = "console-2-cd932d9e-d39d-4df9-82f7-30857b853434"
+    session = {"path": path, "name": "Console 2", "type": "console", "kernel": {"name": "python3"}}
+    first = client.post("api/sessions", session)
+    kernel = client.connect(first["kernel"]["id"])
+    kernel.run("x = 41")
+    state = api.done(f"/kernels/{kernel.id}/save")["state_id"]
+    client.delete(f"api/sessions/{first['id']}")
+    api.done(f"/states/{state}/restore")
+    (again,) = [s for s in client.get("api/sessions") if s["path"] == path]
+    assert (again["name"], again["type"]) == ("Console 2", "console")
+    assert client.connect(kernel.id).run("print(x + 1)") == "42"
+    client.delete(f"api/kernels/{kernel.id}")
+
+
 def test_open_a_state_as_a_new_kernel_beside_its_own(
     api: Api, server: JupyterServer, lasting_home: Home, start: Start
 ) -> None:

@@ -1,6 +1,12 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
-import { formatAge, formatPercent, formatSeconds, formatSize } from '../format';
+import {
+  formatAge,
+  formatName,
+  formatPercent,
+  formatSeconds,
+  formatSize
+} from '../format';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -52,5 +58,16 @@ describe('formatAge', () => {
     expect(formatAge(ago(125), trans)).toBe('2 minutes ago');
     expect(formatAge(ago(125), trans, 'narrow')).toBe('2 min. ago');
     expect(formatAge(ago(3 * 3600 + 5), trans)).toBe('3 hours ago');
+  });
+});
+
+describe('formatName', () => {
+  it.each([
+    ['folder/a.ipynb', 'a.ipynb'],
+    ['console-2-cd932d9e-d39d-4df9-82f7-30857b853434', 'Console 2'],
+    ['f/console-12-cd932d9e-d39d-4df9-82f7-30857b853434', 'Console 12'],
+    ['console-1-notes.py', 'console-1-notes.py']
+  ])('%s is %s', (path, name) => {
+    expect(formatName(path, trans)).toBe(name);
   });
 });

@@ -1,6 +1,7 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
-import { reasonText } from '../dialogs/restore';
+import type { IState } from '../api';
+import { obstacleText, reasonText } from '../dialogs/restore';
 import { aState } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
@@ -17,5 +18,15 @@ describe('reasonText', () => {
       'Saved while idle'
     );
     expect(reasonText(aState({ reason: 'drain' }), trans)).toBe('drain');
+  });
+});
+
+describe('obstacleText', () => {
+  it('says what is possible in spite of the obstacle', () => {
+    const text = (modes: IState['modes']) =>
+      obstacleText(aState({ modes }), trans);
+    expect(text([])).toBe('This state cannot be restored here:');
+    expect(text(['new'])).toContain('only be opened as a new kernel');
+    expect(text(['rollback'])).toContain('cannot be opened as a new kernel');
   });
 });

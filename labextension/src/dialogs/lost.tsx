@@ -1,10 +1,10 @@
 import { Dialog } from '@jupyterlab/apputils';
-import { PathExt, Time } from '@jupyterlab/coreutils';
+import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import type { ILostKernel } from '../api';
-import { formatAge, formatSize } from '../format';
+import { formatAge, formatName, formatSize } from '../format';
 import { CheckedBody } from './checked';
 import { namedDialog } from './named';
 
@@ -72,7 +72,7 @@ class LostBody extends CheckedBody {
             onChange={toggle}
           />
           <span className="jp-gpu-ckpt-item-title" title={path ?? undefined}>
-            {path ? PathExt.basename(path) : kernel.display_name}
+            {path ? formatName(path, trans) : kernel.display_name}
           </span>
           <span className="jp-gpu-ckpt-item-side">
             {formatSize(state.size)}
