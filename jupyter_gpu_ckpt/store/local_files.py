@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -86,10 +85,7 @@ class LocalFiles:
         except FileNotFoundError:
             return 0
         if not dry_run:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            _remove(path)
         return size
 
     def remove_pack(self, pack_id: str) -> None:
@@ -154,6 +150,17 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with its files; another collector may be at it too."""
+    if path.is_dir():
+        with suppress(FileNotFoundError):
+            for file in path.iterdir():
+                file.unlink(missing_ok=True)
+            path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:
