@@ -22,3 +22,10 @@ def _jupyter_server_extension_points() -> list[dict[str, Any]]:
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
     """Tell ``jupyter labextension`` where the built front end is."""
     return [{"src": "labextension", "dest": "jupyter-gpu-ckpt"}]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Load the magics into a kernel; IPython calls it for ``%load_ext jupyter_gpu_ckpt``."""
+    from .magics import load
+
+    load(shell)

@@ -64,6 +64,20 @@ class Announcer:
             message=f"{message} The saved state is kept; an empty kernel is started.",
         )
 
+    def autosave_failed(self, kernel_id: str, path: str | None, reason: str, message: str) -> None:
+        """A save that a policy wanted did not succeed; ``reason`` is the policy."""
+        self._kernel("autosave_failed", kernel_id, path=path, cause=reason, message=message)
+
+    def fenced(self, kernel_id: str, path: str | None, hostname: str) -> None:
+        """A kernel was ended here because another server runs it now."""
+        self._kernel(
+            "fenced",
+            kernel_id,
+            path=path,
+            message=f"The kernel was taken over by another server, on {hostname}. "
+            "This copy of it was ended.",
+        )
+
     def lost(self, kernel_id: str, path: str | None, state_id: str) -> None:
         """A kernel was found that ended without an orderly shutdown."""
         self._kernel("lost", kernel_id, path=path, state_id=state_id)
@@ -79,7 +93,7 @@ class Announcer:
         kernel_id: str,
         *,
         path: str | None,
-        state_id: str | None,
+        state_id: str | None = None,
         cause: str | None = None,
         in_flight_msg_id: str | None = None,
         execution_count: int | None = None,

@@ -58,6 +58,11 @@ class DeathPolicy:
         if state_id in self._own:
             self._own.remove(state_id)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a state of the process that runs."""
+        return bool(self._own)
+
     def state_to_restore(self) -> str | None:
         """Id of the state to restore after a death now, or ``None`` to start empty.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final, Literal
 
 from . import __version__
 from .capture.protocol import Probe
@@ -24,6 +24,11 @@ from .models import (
 )
 from .recovery import LostRecord
 from .store import StateRecord
+
+_WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
+    "shutdown": "shutdown",
+    "cull": "cull",
+}
 
 
 def state(record: StateRecord, differences: Sequence[Difference] | None = None) -> State:
@@ -85,18 +90,21 @@ def kernel(
 
 def lost_kernel(lost: LostRecord) -> LostKernel:
     """A lost kernel and its newest state."""
-    record = lost.record
-    seen = record.lease.renewed if record.lease else 0.0
+    record, newest = lost.record, lost.state
+    if record.lease is not None:
+        seen = datetime.fromtimestamp(record.lease.renewed, timezone.utc)
+        last_seen = seen.isoformat(timespec="seconds").replace("+00:00", "Z")
+    else:
+        last_seen = newest.created  # it was saved, then ended
     return LostKernel(
         kernel_id=record.kernel_id,
         kernel_name=record.kernel_name,
         display_name=record.display_name,
-        path=record.path if record.path is not None else lost.state.meta.path,
-        node=record.lease.hostname if record.lease else lost.state.meta.node.get("hostname", ""),
-        last_seen=datetime.fromtimestamp(seen, timezone.utc)
-        .isoformat(timespec="seconds")
-        .replace("+00:00", "Z"),
-        state=state(lost.state),
+        path=record.path if record.path is not None else newest.meta.path,
+        node=record.lease.hostname if record.lease else newest.meta.node.get("hostname", ""),
+        last_seen=last_seen,
+        state=state(newest),
+        why=_WHY.get(record.offer or "", "lost"),
     )
 
 

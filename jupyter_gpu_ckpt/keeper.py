@@ -20,13 +20,15 @@ from .ability import Ability
 from .announce import Announcer
 from .deaths import DeathPolicy
 from .errors import CkptError
+from .lost import LostKernels
 from .observer import keep_from_kernels, make_default, observe
 from .operations import Emit, Operations, Run, in_thread
+from .policies import Policies
 from .provisioner import GpuCkptProvisioner
 from .recovery import Leases
 from .restarter import DeathRestorer
 from .restoring import Restore
-from .roster import Roster, unknown_kernel
+from .roster import Roster
 from .saving import Save
 from .sessions import Sessions
 from .settings import GpuCkpt
@@ -67,10 +69,14 @@ class Keeper(GpuCkpt):
         self.launching = GpuCkptProvisioner(config=self.config)
         self.ability = Ability(lambda: self.launching.kernel_capture)
         self.announce = Announcer(emit, self.log)
-        self._operations = Operations(self.announce, self.log)
+        self.policies = Policies(self, self.data_folder())
+        self._operations = Operations(
+            self.announce, self.log, on_ended=self.policies.operation_ended
+        )
         self._deaths = DeathRestorer(self)
         self.tracker = Tracker(
             lambda: DeathPolicy(self.death_window, self.death_limit),
+            self.policies.listener,
             on_started=self._on_started,
             on_died=self._on_died,
             on_stopping=self._on_stopping,
@@ -83,8 +89,11 @@ class Keeper(GpuCkpt):
             self.tracker,
             self.sessions.paths,
             ttl=self.lease_ttl,
+            interval=self.lease_interval,
+            on_fenced=lambda kernel, hostname: self.lost.fence(kernel, hostname),
             log=self.log,
         )
+        self.lost = LostKernels(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         observe(kernel_manager, self.tracker)
@@ -95,11 +104,13 @@ class Keeper(GpuCkpt):
 
     async def start(self) -> None:
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
+        await self.policies.start()
         self.in_background(self._clean_up())
-        self.in_background(self._heartbeat())
+        self.in_background(self.lost.heartbeat())
 
     async def stop(self) -> None:
-        """Orderly end: cancel operations, end leases. Called before the kernels are shut down."""
+        """Orderly end: last saves, then no more. Called before the kernels are shut down."""
+        await self.policies.stop()
         self._stopping.set()
         await self._operations.stop(timeout=15.0)
         for task in self._tasks:
@@ -113,21 +124,6 @@ class Keeper(GpuCkpt):
         await in_thread(self.leases.forget_stateless)
         # It may take minutes on a slow store: a server that stops does not wait for its end.
         await in_thread(lambda: self.store.gc(stop=self._stopping))
-
-    async def _heartbeat(self) -> None:
-        """Renew the leases, and tell of kernels that turn out to be lost."""
-        told: set[str] = set()
-        while True:
-            try:
-                await self.leases.renew_all()
-                for lost in await self.lost():
-                    if lost.kernel_id not in told:
-                        told.add(lost.kernel_id)
-                        self.announce.lost(lost.kernel_id, lost.path, lost.state.id)
-            except Exception:
-                # Whatever it is, the next beat must come.
-                self.log.exception("Leases could not be renewed")
-            await asyncio.sleep(self.lease_interval)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside what clients ask for, until it ends or the server stops."""
@@ -165,9 +161,16 @@ class Keeper(GpuCkpt):
         *,
         path: str | None,
         state_id: str | None = None,
+        cause: str = "user",
     ) -> Run:
         """Start an operation; ``busy``."""
-        return self._operations.start(kind, kernel_id, work, path=path, state_id=state_id)
+        return self._operations.start(
+            kind, kernel_id, work, path=path, state_id=state_id, cause=cause
+        )
+
+    def check_free(self, kernel_id: str) -> None:
+        """Raise CkptError ``busy`` when an operation runs on this kernel."""
+        self._operations.check_free(kernel_id)
 
     async def save(
         self, kernel_id: str, *, label: str | None = None, reason: str = "user"
@@ -177,7 +180,7 @@ class Keeper(GpuCkpt):
         await self.ability.probe()
         path = (await self.sessions.paths()).get(kernel_id)
         save = Save(self, self.roster.savable(kernel_id), label, reason)
-        return self.begin("save", kernel_id, save.run, path=path).model
+        return self.begin("save", kernel_id, save.run, path=path, cause=reason).model
 
     async def restore(
         self,
@@ -185,21 +188,25 @@ class Keeper(GpuCkpt):
         *,
         mode: models.RestoreMode = "rollback",
         path: str | None = None,
+        take_over: bool = False,
     ) -> models.Operation:
         """Start restoring; ``unknown_state``, ``busy``, ``not_restorable``, ``cannot_capture``.
 
         ``rollback`` puts the state in the place of its kernel, or brings the kernel back if it
-        runs nowhere; ``new`` makes another kernel of it, with a session for ``path`` if given.
+        runs nowhere (``take_over``: or in another server, which then ends it); ``new`` makes
+        another kernel of it, with a session for ``path`` if given.
         """
         record = await in_thread(self.store.state, state_id)
         await self.ability.probe()
         if mode == "new":
-            return self._revive(record, str(uuid.uuid4()), path, "user").model
+            return self.revive(record, str(uuid.uuid4()), path, "user").model
         kernel_id = record.meta.kernel_id
         if kernel_id not in self.kernel_manager:
-            last_path = await in_thread(self.leases.last_path, kernel_id)
-            path = path or last_path or record.meta.path
-            return self._revive(record, kernel_id, path, "user").model
+            elsewhere = await in_thread(self.leases.elsewhere, kernel_id)
+            if elsewhere is not None and not take_over:
+                raise elsewhere
+            path = path or await in_thread(self.leases.last_path, kernel_id) or record.meta.path
+            return self.revive(record, kernel_id, path, "user", wait=elsewhere is not None).model
         path = (await self.sessions.paths()).get(kernel_id)
         return self._roll_back(record, self.roster.savable(kernel_id), path).model
 
@@ -215,11 +222,26 @@ class Keeper(GpuCkpt):
 
         return self.begin("restore", kernel.kernel_id, work, path=path, state_id=record.id)
 
-    def _revive(
-        self, record: StateRecord, kernel_id: str, path: str | None, cause: Literal["user", "lost"]
+    def revive(
+        self,
+        record: StateRecord,
+        kernel_id: str,
+        path: str | None,
+        cause: Literal["user", "lost"],
+        *,
+        wait: bool = False,
     ) -> Run:
-        work = Restore(self, record, cause).revive
-        return self.begin("restore", kernel_id, work, path=path, state_id=record.id)
+        """Start bringing in a kernel that this server does not have; ``busy``.
+
+        ``wait``: give the server that runs it the time to see that it is taken over.
+        """
+
+        async def work(run: Run) -> models.OperationResult:
+            async with self.leases.claimed(kernel_id, run.cancel_event if wait else None):
+                run.check_cancelled()
+                return await Restore(self, record, cause).revive(run)
+
+        return self.begin("restore", kernel_id, work, path=path, state_id=record.id, cause=cause)
 
     def operations(self) -> list[models.Operation]:
         """Operations of this server, newest first (the last 100 ended ones)."""
@@ -264,7 +286,7 @@ class Keeper(GpuCkpt):
             if kernel_id in self.kernel_manager:
                 self.roster.savable(kernel_id)
             else:
-                await in_thread(self.leases.last_path, kernel_id)
+                return await in_thread(self.leases.elsewhere, kernel_id)
         except CkptError as error:
             return error
         return None
@@ -327,38 +349,14 @@ class Keeper(GpuCkpt):
             )
         return [describe.damaged_state(*found) for found in self.store.damaged()]
 
-    # -- lost kernels --------------------------------------------------------------------
-
-    async def lost(self) -> list[models.LostKernel]:
-        """Kernels that ended without an orderly shutdown and have states, newest first."""
-        found = await in_thread(self.leases.lost)
-        return [
-            describe.lost_kernel(lost)
-            for lost in found
-            if lost.record.kernel_id not in self.kernel_manager
-        ]
-
-    async def restore_lost(self, kernel_id: str) -> models.Operation:
-        """Start bringing a lost kernel back from its newest state; ``unknown_kernel``, ``busy``."""
-        self._operations.check_free(kernel_id)
-        found = await in_thread(self.leases.lost)
-        for lost in found:
-            if lost.record.kernel_id == kernel_id and kernel_id not in self.kernel_manager:
-                await self.ability.probe()
-                path = lost.record.path or lost.state.meta.path
-                return self._revive(lost.state, kernel_id, path, "lost").model
-        raise unknown_kernel()
-
-    async def dismiss_lost(self, kernel_id: str) -> None:
-        """Do not ask about this lost kernel again; its states stay. ``unknown_kernel``."""
-        self._operations.check_free(kernel_id)
-        await self.leases.dismiss(kernel_id)
-
     # -- what provisioners report --------------------------------------------------------
 
     def _on_started(self, kernel: TrackedKernel) -> None:
+        self.policies.kernel_started(kernel)
+
         async def register() -> None:
             await self.leases.renew(kernel)
+            self.policies.refresh_kernel(kernel)
             await asyncio.sleep(1.0)  # a session for the notebook follows its kernel at once
             await self.leases.renew(kernel)
 
@@ -376,6 +374,8 @@ class Keeper(GpuCkpt):
             run.cancel_event.set()
 
     def _on_ended(self, kernel_id: str) -> None:
+        self.policies.kernel_ended(kernel_id)
+
         async def end() -> None:
             await self.leases.end(kernel_id)
             await self._tidy(kernel_id)

@@ -6,7 +6,7 @@ durations are seconds, progress runs from 0 to 1.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -131,7 +131,11 @@ class OperationResult(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct):
-    """A long operation on one kernel."""
+    """A long operation on one kernel.
+
+    ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
+    ``shutdown``, ``cull``); for restores ``death`` or ``lost``.
+    """
 
     id: str
     kind: OperationKind
@@ -142,6 +146,7 @@ class Operation(msgspec.Struct):
     phase: Phase
     progress: float
     started: str
+    cause: str
     finished: str | None = None
     result: OperationResult | None = None
     error: ErrorBody | None = None
@@ -162,7 +167,11 @@ class Kernel(msgspec.Struct, frozen=True):
 
 
 class LostKernel(msgspec.Struct, frozen=True):
-    """A kernel that ended without an orderly shutdown and has at least one state."""
+    """A kernel that ended without its user's wish and has at least one state.
+
+    ``why``: it was lost with its server or node, or saved and then ended because the server was
+    stopped (``shutdown``) or by its culler (``cull``).
+    """
 
     kernel_id: str
     kernel_name: str
@@ -171,6 +180,7 @@ class LostKernel(msgspec.Struct, frozen=True):
     node: str
     last_seen: str
     state: State
+    why: Literal["lost", "shutdown", "cull"] = "lost"
 
 
 class DoctorCheck(msgspec.Struct, frozen=True):
@@ -188,3 +198,43 @@ class Doctor(msgspec.Struct, frozen=True):
     can_capture: bool
     version: str
     checks: list[DoctorCheck]
+
+
+class AutoSavePolicy(msgspec.Struct, frozen=True):
+    """When a kernel is saved automatically; seconds, 0 for never.
+
+    ``enabled`` false leaves the kernel alone, whatever the others say.
+    """
+
+    enabled: bool
+    idle: float
+    interval: float
+    long_cell: float
+    before_shutdown: bool
+    before_cull: bool
+
+
+class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What a user changes of a policy; null: nothing."""
+
+    enabled: bool | None = None
+    idle: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    interval: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    long_cell: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    before_shutdown: bool | None = None
+    before_cull: bool | None = None
+
+
+class AutoSaveLimits(msgspec.Struct, frozen=True):
+    """What users may not do: choose less than ``shortest`` seconds, or change what is locked."""
+
+    shortest: float
+    locked: list[str]
+
+
+class AutoSaves(msgspec.Struct, frozen=True):
+    """A policy that counts, what was chosen for it, and within which limits."""
+
+    policy: AutoSavePolicy
+    own: AutoSaveChoice
+    limits: AutoSaveLimits

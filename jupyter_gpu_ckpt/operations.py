@@ -69,6 +69,8 @@ class Run:
         changed: Callable[[Run, bool], None],
     ) -> None:
         self.model = model
+        #: When it began, in monotonic seconds.
+        self.began = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         #: Set when the user asked to cancel; for code on the event loop.
         self.cancel_event = asyncio.Event()
@@ -130,13 +132,23 @@ class Operations:
         about five times a second for one operation; ``None`` keeps silent.
     log
         Where failures that are not the user's to see go.
+    on_ended
+        Called on the event loop with each operation that has ended.
     keep
         How many finished operations are remembered.
     """
 
-    def __init__(self, emit: Emit | None, log: logging.Logger | Any, *, keep: int = 100) -> None:
+    def __init__(
+        self,
+        emit: Emit | None,
+        log: logging.Logger | Any,
+        *,
+        on_ended: Callable[[Run], None] | None = None,
+        keep: int = 100,
+    ) -> None:
         self._emit = emit
         self._log = log
+        self._on_ended = on_ended
         self._keep = keep
         self._runs: dict[str, Run] = {}
         self._spoke: dict[str, float] = {}
@@ -186,6 +198,7 @@ class Operations:
         *,
         path: str | None = None,
         state_id: str | None = None,
+        cause: str = "user",
     ) -> Run:
         """Start ``work`` as an operation and return at once.
 
@@ -203,6 +216,7 @@ class Operations:
             phase="waiting",
             progress=0.0,
             started=now(),
+            cause=cause,
         )
         run = Run(model, asyncio.get_running_loop(), self._on_change)
         self._runs[model.id] = run
@@ -276,6 +290,8 @@ class Operations:
             log = self._log.info if model.status == "cancelled" else self._log.warning
             log("The %s of kernel %s: %s", model.kind, model.kernel_id, error.message)
         self._speak(run)
+        if self._on_ended is not None:
+            self._on_ended(run)
 
     def _on_change(self, run: Run, at_once: bool) -> None:
         since = time.monotonic() - self._spoke.get(run.model.id, 0.0)
@@ -298,6 +314,7 @@ class Operations:
             {
                 "operation_id": model.id,
                 "kind": model.kind,
+                "cause": model.cause,
                 "kernel_id": model.kernel_id,
                 "path": model.path,
                 "state_id": model.state_id,

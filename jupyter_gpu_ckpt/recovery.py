@@ -1,4 +1,10 @@
-"""Leases, and the kernels that were lost with their server or node."""
+"""Leases: which server runs a kernel now, and which kernels were lost with theirs.
+
+A kernel is *lost* when its lease ran out, its server's process is gone, or its machine was started
+anew; or when it was saved and then ended by a shutdown or the culler, which its user did not ask
+for. It is *elsewhere* while another server renews its lease, and *ended* when its lease was given
+up in order.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from .capture.node import node_id
@@ -43,6 +50,11 @@ class Leases:
         Coroutine function giving the notebook path of each kernel id that has one.
     ttl
         Seconds after which a lease that was not renewed has run out.
+    interval
+        Seconds between two calls of :meth:`renew_all`, by this server and others like it.
+    on_fenced
+        Called with a kernel that another server runs by now, and that server's host name where
+        it is known: the copy here must end.
     log
         For a store that cannot be written; kernels run on without leases then.
     """
@@ -54,18 +66,26 @@ class Leases:
         paths: Callable[[], Awaitable[dict[str, str]]],
         *,
         ttl: float,
+        interval: float,
+        on_fenced: Callable[[TrackedKernel, str], None],
         log: logging.Logger | Any,
     ) -> None:
         self._store = store
         self._tracker = tracker
         self._paths = paths
         self._ttl = ttl
+        self._interval = interval
+        self._on_fenced = on_fenced
         self._log = log
         self._node_id = node_id()
-        self._boot_id = _boot_id()
+        self._boot_id = _read("/proc/sys/kernel/random/boot_id")
+        self._machine_id = _read("/etc/machine-id")
         self._server_start = psutil.Process().create_time()
         self._complained = False
         self._lock = asyncio.Lock()
+        #: Kernels whose lease this server has written, with how they will have ended.
+        self._held: set[str] = set()
+        self._offers: dict[str, str] = {}
 
     def lease(self) -> Lease:
         """A lease of this server, from now on."""
@@ -77,6 +97,7 @@ class Leases:
             server_start=self._server_start,
             renewed=time.time(),
             ttl=self._ttl,
+            machine_id=self._machine_id,
         )
 
     async def renew_all(self) -> None:
@@ -93,17 +114,78 @@ class Leases:
         await self._renew(kernel, (await self._paths()).get(kernel.kernel_id))
 
     async def _renew(self, kernel: TrackedKernel, path: str | None) -> None:
-        record = KernelRecord(
-            kernel_id=kernel.kernel_id,
-            kernel_name=kernel.km.kernel_name,
-            display_name=spec_of(kernel.km)[0],
-            path=path,
-            lease=self.lease(),
-        )
         async with self._lock:
-            if self._tracker.get(kernel.kernel_id) is not kernel:
+            kernel_id = kernel.kernel_id
+            if self._tracker.get(kernel_id) is not kernel:
                 return  # it was shut down meanwhile
-            await self._write(record)
+            try:
+                old = await in_thread(self._store.kernel, kernel_id)
+            except CkptError as error:
+                # What cannot be read may say that the kernel runs elsewhere by now.
+                self._complain(error)
+                if kernel_id in self._held:
+                    return
+                old = None
+            if kernel_id in self._held and (taken_by := self._taken_by(old)) is not None:
+                self._held.discard(kernel_id)
+                self._on_fenced(kernel, taken_by)
+                return
+            if kernel.autosave is None:
+                kernel.autosave = (old.autosave if old is not None else None) or {}
+            self._held.add(kernel_id)
+            await self._write(
+                KernelRecord(
+                    kernel_id=kernel_id,
+                    kernel_name=kernel.km.kernel_name,
+                    display_name=spec_of(kernel.km)[0],
+                    path=path,
+                    lease=self.lease(),
+                    autosave=kernel.autosave or None,
+                )
+            )
+
+    def _taken_by(self, record: KernelRecord | None) -> str | None:
+        """Whose a kernel is whose lease this server wrote; ``None``: still this server's."""
+        if record is None or record.dismissed:
+            return None  # the store was emptied, or somebody took it for lost and did not want it
+        if record.lease is None:
+            return ""  # taken over, and ended in order
+        return None if self._is_own(record.lease) else record.lease.hostname
+
+    @contextlib.asynccontextmanager
+    async def claimed(
+        self, kernel_id: str, cancel: asyncio.Event | None = None
+    ) -> AsyncIterator[None]:
+        """While this server restores a kernel, no other does; if that fails, all is as before.
+
+        Parameters
+        ----------
+        kernel_id
+            The kernel.
+        cancel
+            Given where another server may run the kernel: it is waited for that this server
+            sees the claim, until the event is set.
+        """
+        async with self._lock:
+            self._held.discard(kernel_id)
+            record = await in_thread(self._readable, kernel_id)
+            if record is not None:
+                await self._write(msgspec.structs.replace(record, lease=self.lease(), offer=None))
+        try:
+            if cancel is not None:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(cancel.wait(), self._interval * 1.5 + 1.0)
+            yield
+        except BaseException:
+            async with self._lock:
+                if record is not None and self._tracker.get(kernel_id) is None:
+                    await self._write(record)
+            raise
+
+    def _readable(self, kernel_id: str) -> KernelRecord | None:
+        with contextlib.suppress(CkptError):  # an unreadable record is no reason
+            return self._store.kernel(kernel_id)
+        return None
 
     async def end(self, kernel_id: str) -> None:
         """The kernel ended in order: nobody will be asked about it. Its states stay."""
@@ -112,6 +194,10 @@ class Leases:
                 await in_thread(self._end, kernel_id)
             except CkptError as error:
                 self._complain(error)
+
+    def offer_after_end(self, kernel_id: str, why: str) -> None:
+        """The kernel is about to be ended though its user wants it: ``shutdown`` or ``cull``."""
+        self._offers[kernel_id] = why
 
     async def end_all(self) -> None:
         """The server stops in order; called before its kernels are shut down."""
@@ -125,15 +211,18 @@ class Leases:
             if record is None:
                 raise CkptError("unknown_kernel", "There is no such kernel.")
             record.dismissed = True
-            record.lease = None
+            record.lease = record.offer = None
             await in_thread(self._store.put_kernel, record)
 
     def _end(self, kernel_id: str) -> None:
+        self._held.discard(kernel_id)
+        offer = self._offers.pop(kernel_id, None)
         record = self._store.kernel(kernel_id)
-        if record is None:
+        if record is None or (record.lease is not None and not self._is_own(record.lease)):
             return
         if self._store.states(kernel_id):
             record.lease = None
+            record.offer = offer or record.offer
             self._store.put_kernel(record)
         else:
             self._store.delete_kernel(kernel_id)
@@ -172,23 +261,25 @@ class Leases:
                 self._store.delete_kernel(record.kernel_id)
 
     def last_path(self, kernel_id: str) -> str | None:
-        """The notebook that a kernel had last, by its record; for a worker thread.
-
-        Raises CkptError ``not_restorable`` when another server runs the kernel: two that are
-        the same would write to the same files.
-        """
-        record = None
-        with contextlib.suppress(CkptError):  # an unreadable record is no reason
-            record = self._store.kernel(kernel_id)
-        lease = record.lease if record is not None else None
-        if lease is not None and not self._is_own(lease) and not self._has_run_out(lease):
-            raise CkptError(
-                "not_restorable",
-                f"The kernel still runs, in another Jupyter server on {lease.hostname}.",
-                hint="Shut it down there, or open the state as a new kernel. If that server is "
-                f"gone, try again in {lease.ttl:.0f} seconds.",
-            )
+        """The notebook that a kernel had last, by its record; for a worker thread."""
+        record = self._readable(kernel_id)
         return record.path if record is not None else None
+
+    def elsewhere(self, kernel_id: str) -> CkptError | None:
+        """Why a kernel cannot be brought in because another server runs it; for a worker thread.
+
+        Two that are the same would write to the same files.
+        """
+        record = self._readable(kernel_id)
+        lease = record.lease if record is not None else None
+        if lease is None or self._is_own(lease) or self._has_run_out(kernel_id, lease):
+            return None
+        return CkptError(
+            "not_restorable",
+            f"The kernel still runs, in another Jupyter server on {lease.hostname}.",
+            hint="Shut it down there, take it over, or open the state as a new kernel. If that "
+            f"server is gone, try again in {lease.ttl:.0f} seconds.",
+        )
 
     def _is_own(self, lease: Lease) -> bool:
         mine = (self._node_id, os.getpid(), self._server_start)
@@ -197,15 +288,24 @@ class Leases:
     def _is_lost(self, record: KernelRecord) -> bool:
         if record.dismissed or self._tracker.get(record.kernel_id) is not None:
             return False
-        return record.lease is not None and self._has_run_out(record.lease)
+        if record.lease is None:
+            return record.offer is not None
+        return self._has_run_out(record.kernel_id, record.lease)
 
-    def _has_run_out(self, lease: Lease) -> bool:
-        if time.time() > lease.renewed + lease.ttl:
-            return True
-        # A process can be looked up only from the node it ran on.
-        return lease.node_id == self._node_id and not process_lives(
-            lease.server_pid, lease.server_start
-        )
+    def _has_run_out(self, kernel_id: str, lease: Lease) -> bool:
+        if lease.node_id == self._node_id:
+            # A process can be looked up only from the node it ran on.
+            if not process_lives(lease.server_pid, lease.server_start):
+                return True
+        elif (
+            lease.machine_id
+            and (lease.machine_id, lease.hostname) == (self._machine_id, socket.gethostname())
+            and lease.boot_id != self._boot_id
+        ):
+            return True  # this machine, before it was started anew
+        # By the store's own clock: those of two nodes may differ.
+        age = self._store.kernel_age(kernel_id)
+        return age is not None and age > lease.ttl
 
 
 def process_lives(pid: int, start: float) -> bool:
@@ -220,8 +320,8 @@ def process_lives(pid: int, start: float) -> bool:
         return True
 
 
-def _boot_id() -> str:
+def _read(path: str) -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
         return ""

@@ -55,7 +55,9 @@ class DeathRestorer:
             async def work(run: Run) -> OperationResult:
                 return await Restore(keeper, record, "death").in_place(run, kernel, token)
 
-            run = keeper.begin("restore", kernel.kernel_id, work, path=path, state_id=state_id)
+            run = keeper.begin(
+                "restore", kernel.kernel_id, work, path=path, state_id=state_id, cause="death"
+            )
             assert run.task is not None
             await asyncio.wait([run.task])
             if run.model.error is not None and run.model.status == "failed":

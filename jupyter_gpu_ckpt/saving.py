@@ -87,6 +87,7 @@ class Save:
         probe = await self._keeper.ability.probe()
         pid = self._pid()
         process = await in_thread(_look_at, pid)
+        self._warnings += await self._keeper.policies.before_save(self._kernel)
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
             await in_thread(check_save, pid, probe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 import re
@@ -10,6 +11,8 @@ from typing import Any, Final
 
 from jupyter_core.utils import ensure_async
 from tornado import web
+
+from .operations import in_thread
 
 #: What pages call the session of a console that belongs to no file.
 _CONSOLE: Final = re.compile(r"console-(\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -48,6 +51,23 @@ class Sessions:
             self._log.warning("The sessions cannot be read: %s", error)
             return {}
         return {session["kernel"]["id"]: session["path"] for session in sessions}
+
+    async def metadata(self, path: str | None, *, unless: Any) -> tuple[Any, Any] | None:
+        """A notebook's own metadata, and when it was changed last.
+
+        ``None`` where it is no notebook, or was last changed when ``unless`` says. Raises what
+        the contents manager raises.
+        """
+        if path is None or not path.endswith(".ipynb"):
+            return None
+        contents = self._sessions.contents_manager
+        changed = (await ensure_async(contents.get(path, content=False)))["last_modified"]
+        if changed == unless:
+            return None
+        # As a file: reading a notebook would check whether it is trusted, and say so in the log.
+        model = await ensure_async(contents.get(path, content=True, type="file", format="text"))
+        notebook = await in_thread(json.loads, model["content"])
+        return notebook.get("metadata"), changed
 
     async def launch_arguments(self, path: str | None) -> dict[str, Any]:
         """What a session for this path gives a kernel at its start: folder and environment."""

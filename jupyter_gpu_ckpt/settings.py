@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from jupyter_core.paths import jupyter_data_dir
-from traitlets import Bool, Float, Integer, List, TraitError, Unicode, validate
+from traitlets import Bool, Enum, Float, Integer, List, TraitError, Unicode, validate
 
 from .store_settings import StoreSettings
 
@@ -108,6 +108,21 @@ class GpuCkpt(StoreSettings):
         config=True,
         help="How many such deaths in a row are answered with another restore; default 2.",
     )
+    restore_on_start = Enum(
+        ["prompt", "always", "never"],
+        "prompt",
+        config=True,
+        help="What a server does with kernels that were lost with an earlier one: 'prompt' asks "
+        "the user which to restore, 'always' restores them at once, 'never' does neither; their "
+        "states stay.",
+    )
+    restore_parallel = Integer(
+        2,
+        min=1,
+        config=True,
+        help="How many kernels 'always' restores at the same time, most recently saved first; "
+        "default 2.",
+    )
     lease_interval = Float(
         10.0, config=True, help="Seconds between renewals of a kernel's lease; default 10."
     )
@@ -140,6 +155,10 @@ class GpuCkpt(StoreSettings):
             return _data() / "store"
         path = self.store_url.replace("{username}", quote(self.owner_name(), safe=""))
         return Path(path.removeprefix("file://")).expanduser()
+
+    def data_folder(self) -> Path:
+        """Where this package keeps what belongs to the user and not to the store."""
+        return _data()
 
     def spool_folder(self) -> Path:
         """Where image directories lie while an operation runs."""

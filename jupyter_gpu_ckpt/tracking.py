@@ -8,7 +8,7 @@ from typing import Any
 from .capture.supervisor import Supervisor
 from .deaths import DeathPolicy
 from .provisioner import GpuCkptProvisioner
-from .watch import Activity, KernelWatch
+from .watch import Activity, KernelWatch, WatchListener
 
 
 class WaitingProcess:
@@ -25,9 +25,18 @@ class WaitingProcess:
 class TrackedKernel:
     """One kernel that runs below a supervisor."""
 
-    def __init__(self, provisioner: GpuCkptProvisioner, policy: DeathPolicy) -> None:
+    def __init__(
+        self,
+        provisioner: GpuCkptProvisioner,
+        policy: DeathPolicy,
+        make_listener: Callable[[TrackedKernel], WatchListener],
+    ) -> None:
         self.provisioner = provisioner
         self.policy = policy
+        #: Its user's choice of when it is saved; ``None`` until it was looked up.
+        self.autosave: dict[str, Any] | None = None
+        #: Hears of what the kernel does, from its start on.
+        self.listener = make_listener(self)
         self.watch: KernelWatch | None = None
 
     @property
@@ -53,7 +62,7 @@ class TrackedKernel:
             self.watch.reset(activity)
         else:
             self.deafen()
-            self.watch = KernelWatch(self.km, activity)
+            self.watch = KernelWatch(self.km, activity, self.listener)
         return self.watch
 
     def deafen(self) -> None:
@@ -70,6 +79,8 @@ class Tracker:
     ----------
     make_policy
         Makes the death policy of a new kernel.
+    make_listener
+        Makes the listener of a new kernel.
     on_started
         Called with a kernel that runs anew, after it is tracked.
     on_died
@@ -83,12 +94,14 @@ class Tracker:
     def __init__(
         self,
         make_policy: Callable[[], DeathPolicy],
+        make_listener: Callable[[TrackedKernel], WatchListener],
         on_started: Callable[[TrackedKernel], None],
         on_died: Callable[[TrackedKernel], bool],
         on_stopping: Callable[[str], None],
         on_ended: Callable[[str], None],
     ) -> None:
         self._make_policy = make_policy
+        self._make_listener = make_listener
         self._on_started = on_started
         self._on_died = on_died
         self._on_stopping = on_stopping
@@ -130,7 +143,7 @@ class Tracker:
         if kernel is None or kernel.provisioner is not provisioner:
             if kernel is not None:
                 kernel.deafen()
-            kernel = TrackedKernel(provisioner, self._make_policy())
+            kernel = TrackedKernel(provisioner, self._make_policy(), self._make_listener)
             self._kernels[kernel.kernel_id] = kernel
         if restored is None:
             kernel.policy.started_fresh()

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 from jupyter_client.session import Session
 
+from .talk import COMM_ID
+
 #: Headers of other messages are not even parsed: output may come fast.
 _OF_INTEREST: Final = (b'"status"', b'"execute_input"')
+
+#: What a kernel sends because it did something; not, say, that it welcomes a subscriber.
+_DOINGS: Final = (
+    b'"stream"', b'"display_data"', b'"update_display_data"', b'"execute_result"', b'"error"',
+    b'"comm_',
+)  # fmt: skip
+
+#: First part of a message on the comm of :mod:`.talk`.
+_COMM_TOPIC: Final = f"comm-{COMM_ID}".encode()
+#: In the parent header of what the kernel says about this server's own messages.
+_OWN: Final = COMM_ID.encode()
+
+#: What a page does to a kernel without executing a cell: widgets.
+_COMMS: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
 
 
 class Activity(NamedTuple):
@@ -24,6 +43,22 @@ class _Change(NamedTuple):
     after: Activity
 
 
+class WatchListener(Protocol):
+    """Who hears what a kernel does; called on the event loop."""
+
+    def cell_started(self) -> None:
+        """A cell runs."""
+
+    def cell_ended(self, seconds: float) -> None:
+        """A cell ended after so long, by the kernel's own clock."""
+
+    def was_touched(self) -> None:
+        """The kernel did something else: it printed, or a widget was used."""
+
+    def asked(self, data: dict[str, Any]) -> None:
+        """The kernel sent a message to its server. Anything may be in it."""
+
+
 class KernelWatch:
     """Follows one kernel's iopub channel from its start on.
 
@@ -36,9 +71,12 @@ class KernelWatch:
         The kernel's manager, whose connection is known.
     begin
         What the kernel does now: idle for a fresh one, the state's for a restored one.
+    listener
+        Hears of what the kernel does.
     """
 
-    def __init__(self, km: Any, begin: Activity | None = None) -> None:
+    def __init__(self, km: Any, begin: Activity | None, listener: WatchListener) -> None:
+        self._listener = listener
         self._session = Session(config=km.session.config, key=km.session.key)
         self._changes: deque[_Change] = deque(maxlen=256)
         self.ports = list(km.ports)
@@ -51,6 +89,8 @@ class KernelWatch:
         self.now = begin or Activity("idle", None, None)
         self._changes.clear()
         self._first = self.now
+        #: When the cell that runs began, by the kernel's clock; ``None`` where none runs.
+        self._cell_began = time.time() if self.now.execution_state == "busy" else None
 
     def at(self, moment: float) -> Activity:
         """What the kernel was doing at ``moment`` (Unix seconds), by its own messages' dates.
@@ -73,22 +113,38 @@ class KernelWatch:
 
     def _received(self, parts: list[bytes]) -> None:
         try:
-            _, message = self._session.feed_identities(parts)
-            header = message[1]
-            assert isinstance(header, bytes)  # as streams deliver it
-            if not any(word in header for word in _OF_INTEREST):
-                return
-            self._note(self._session.deserialize(message))
+            tell = self._understand(parts)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             # Not a message signed with this kernel's key: none of ours.
             return
+        if tell is not None:
+            tell()
 
-    def _note(self, msg: dict[str, Any]) -> None:
+    def _understand(self, parts: list[bytes]) -> Callable[[], None] | None:
+        """Take a message in; returns what the listener is to be told."""
+        _, message = self._session.feed_identities(parts)
+        _, header, parent, *_ = message
+        assert isinstance(header, bytes) and isinstance(parent, bytes)  # as streams deliver it
+        if parts[0] == _COMM_TOPIC:
+            return partial(
+                self._listener.asked, self._session.deserialize(message)["content"]["data"]
+            )
+        if any(word in header for word in _OF_INTEREST):
+            return self._note(self._session.deserialize(message))
+        if _OWN in parent or not any(word in header for word in _DOINGS):
+            return None
+        return self._listener.was_touched
+
+    def _note(self, msg: dict[str, Any]) -> Callable[[], None] | None:
         parent = msg["parent_header"] or {}
         content = msg["content"]
+        date = msg["header"]["date"].timestamp()
+        tell: Callable[[], None] | None = None
         state, count, in_flight = self.now
         if msg["msg_type"] == "execute_input":
             count = int(content["execution_count"])
+            self._cell_began = date
+            tell = self._listener.cell_started
         elif content["execution_state"] == "starting":
             state, count, in_flight = "idle", None, None
         elif parent.get("msg_type") == "execute_request":
@@ -96,9 +152,19 @@ class KernelWatch:
                 state, in_flight = "busy", parent["msg_id"]
             elif parent["msg_id"] == in_flight:
                 state, in_flight = "idle", None
-        change = _Change(msg["header"]["date"].timestamp(), Activity(state, count, in_flight))
+                tell = self._cell_ended(date)
+        elif parent.get("msg_type") in _COMMS and not parent["msg_id"].startswith(COMM_ID):
+            tell = self._listener.was_touched
+        change = _Change(date, Activity(state, count, in_flight))
         if change.after != self.now:
             if len(self._changes) == self._changes.maxlen:
                 self._first = self._changes[0].after
             self.now = change.after
             self._changes.append(change)
+        return tell
+
+    def _cell_ended(self, date: float) -> Callable[[], None] | None:
+        began, self._cell_began = self._cell_began, None
+        if began is None:
+            return None
+        return partial(self._listener.cell_ended, max(0.0, date - began))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from . import doctor, gc, kernels, lost, operations, states, unknown
+from . import autosave, doctor, gc, kernels, lost, operations, states, unknown
 from .base import KEEPER_SETTING, GpuCkptHandler
 
 default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
+    *autosave.routes,
     *doctor.routes,
     *gc.routes,
     *kernels.routes,

@@ -22,7 +22,7 @@ class LostHandler(GpuCkptHandler):
     @authorized
     async def get(self) -> None:
         """List kernels that ended without an orderly shutdown and can come back."""
-        self.answer(await self.keeper.lost())
+        self.answer(await self.keeper.lost.offered())
 
 
 class LostRestoreHandler(GpuCkptHandler):
@@ -34,7 +34,7 @@ class LostRestoreHandler(GpuCkptHandler):
         """Start to restore a lost kernel from its newest state."""
         kernel_id = self.checked_id("kernel", kernel_id)
         self.body(EmptyBody)
-        self.accepted(await self.keeper.restore_lost(kernel_id))
+        self.accepted(await self.keeper.lost.restore(kernel_id))
 
 
 class LostDismissHandler(GpuCkptHandler):
@@ -46,7 +46,7 @@ class LostDismissHandler(GpuCkptHandler):
         """Stop offering a lost kernel; its states stay."""
         kernel_id = self.checked_id("kernel", kernel_id)
         self.body(EmptyBody)
-        await self.keeper.dismiss_lost(kernel_id)
+        await self.keeper.lost.dismiss(kernel_id)
         self.no_content()
 
 

@@ -18,6 +18,7 @@ class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     mode: RestoreMode = "rollback"
     path: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
+    take_over: bool = False
 
 
 class StatesHandler(GpuCkptHandler):
@@ -61,7 +62,8 @@ class RestoreHandler(GpuCkptHandler):
         state_id = self.checked_id("state", state_id)
         body = self.body(RestoreBody)
         path = _api_path(body.path)
-        self.accepted(await self.keeper.restore(state_id, mode=body.mode, path=path))
+        restore = self.keeper.restore
+        self.accepted(await restore(state_id, mode=body.mode, path=path, take_over=body.take_over))
 
 
 def _api_path(path: str | None) -> str | None:

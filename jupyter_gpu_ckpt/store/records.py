@@ -65,7 +65,10 @@ class StateRecord(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """Which node and server run a kernel now. Times are Unix seconds, ``ttl`` seconds."""
+    """Which node and server run a kernel now. Times are Unix seconds, ``ttl`` seconds.
+
+    ``machine_id`` outlives a boot, where the machine has one.
+    """
 
     node_id: str
     hostname: str
@@ -74,10 +77,15 @@ class Lease(msgspec.Struct, kw_only=True):
     server_start: float
     renewed: float
     ttl: float
+    machine_id: str = ""
 
 
 class KernelRecord(msgspec.Struct, kw_only=True):
-    """What must be known about a kernel when its server is gone."""
+    """What must be known about a kernel when its server is gone.
+
+    ``offer`` says that the kernel was saved and then ended without its user's wish: ``shutdown``
+    (the server was stopped) or ``cull``. ``autosave`` is its user's choice of when it is saved.
+    """
 
     kernel_id: str
     kernel_name: str
@@ -85,6 +93,8 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     path: str | None = None
     lease: Lease | None = None
     dismissed: bool = False
+    offer: str | None = None
+    autosave: dict[str, Any] | None = None
 
 
 class GcResult(NamedTuple):

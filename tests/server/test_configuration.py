@@ -9,6 +9,7 @@ from traitlets import TraitError
 from traitlets.config import Configurable
 
 from jupyter_gpu_ckpt.app import GpuCkptApp
+from jupyter_gpu_ckpt.autosave import AutoSave
 from jupyter_gpu_ckpt.provisioner import GpuCkptProvisioner
 from jupyter_gpu_ckpt.settings import GpuCkpt
 from tests.harness.node import REPOSITORY
@@ -33,7 +34,7 @@ def rows(section: str) -> dict[str, str]:
     return {row[1].strip().strip("`"): row[2].strip() for row in cells}
 
 
-@pytest.mark.parametrize("kind", [GpuCkpt, GpuCkptProvisioner])
+@pytest.mark.parametrize("kind", [GpuCkpt, GpuCkptProvisioner, AutoSave])
 def test_every_trait_is_documented_with_its_default(kind: type[Configurable]) -> None:
     traits, documented = own_traits(kind), rows(kind.__name__)
     assert set(documented) == set(traits)

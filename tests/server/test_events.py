@@ -16,8 +16,9 @@ from jupyter_gpu_ckpt import models
 FOLDER = Path(jupyter_gpu_ckpt.__file__).parent / "events"
 SCHEMAS = "https://schema.jupyter.org/jupyter_gpu_ckpt/"
 OPERATION: dict[str, Any] = {
-    "operation_id": "o", "kind": "save", "kernel_id": "k", "path": None, "state_id": None,
-    "status": "running", "phase": "dumping", "progress": 0.5, "message": None, "reason": None,
+    "operation_id": "o", "kind": "save", "cause": "user", "kernel_id": "k", "path": None,
+    "state_id": None, "status": "running", "phase": "dumping", "progress": 0.5, "message": None,
+    "reason": None,
 }  # fmt: skip
 KERNEL: dict[str, Any] = {
     "action": "restored", "kernel_id": "k", "path": "a.ipynb", "state_id": "s", "cause": "death",

@@ -74,6 +74,7 @@ def test_schemas_agree_with_the_models() -> None:
         models.LostKernel,
         models.Doctor,
         models.ErrorBody,
+        models.AutoSaves,
         SaveBody,
         RestoreBody,
         GcBody,

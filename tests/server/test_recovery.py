@@ -90,7 +90,7 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
 
 
 def test_an_orderly_stop_loses_nothing(home: Home) -> None:
-    with JupyterServer(home) as server:
+    with JupyterServer(home, config={"AutoSave": {"before_shutdown": False}}) as server:
         kernel = saved(server, "book.ipynb", 41)
         pid = kernel.pid
         server.stop()

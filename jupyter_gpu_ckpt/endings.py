@@ -1,0 +1,171 @@
+"""Saves before an end that no user asked for: the server stops, or its culler ends a kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+from jupyter_core.utils import ensure_async
+
+from .operations import in_thread
+from .work import Work
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+    from .policies import Policies
+
+#: How often in a row a kernel is spared because it could not be saved.
+_SPARED: Final = 3
+
+#: Seconds that cancelled saves have to be undone.
+_UNDOING: Final = 5.0
+
+#: The kernel that the culler is looking at, in its own task.
+_culling: ContextVar[str | None] = ContextVar("culling", default=None)
+
+
+class Endings:
+    """Part of :class:`~jupyter_gpu_ckpt.policies.Policies`."""
+
+    def __init__(self, keeper: Keeper, policies: Policies) -> None:
+        self._keeper = keeper
+        self._policies = policies
+
+    # -- the server stops ----------------------------------------------------------------
+
+    async def before_shutdown(self) -> None:
+        """Save all kernels that have something unsaved, within the deadline.
+
+        Those of which there is a state then are offered by the next server.
+        """
+        works = [w for w in self._policies.works() if w.policy.enabled and w.policy.before_shutdown]
+        if await self._keeper.ability.error() is None:
+            deadline = time.monotonic() + self._policies.settings.shutdown_deadline
+            unsaved = [work for work in works if work.unsaved_since is not None]
+            if unsaved:
+                await self._save_all(unsaved, deadline)
+        for work in works:
+            if work.kernel.policy.has_state:
+                self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown")
+
+    async def _save_all(self, works: list[Work], deadline: float) -> None:
+        log = self._keeper.log
+        log.info("Saving %d kernels before the server stops", len(works))
+        gpu = await in_thread(lambda: [_uses_gpu(work.kernel.pid) for work in works])
+        now = time.monotonic()
+        order = sorted(zip(gpu, works, strict=True), key=lambda pair: _value(pair[0], pair[1], now))
+        turns = asyncio.Semaphore(self._policies.settings.shutdown_parallel)
+        saved: set[str] = set()
+
+        async def save(work: Work) -> None:
+            async with turns:
+                # One that is known not to fit must not take the time of those that do.
+                if time.monotonic() + work.seconds < deadline and await self._save(work):
+                    saved.add(work.kernel.kernel_id)
+
+        tasks = [asyncio.create_task(save(work)) for _, work in order]
+        _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+        for task in late:
+            task.cancel()
+        paths = await self._keeper.sessions.paths()
+        for _, work in order:
+            if (kernel_id := work.kernel.kernel_id) not in saved:
+                run = self._keeper.running(kernel_id)
+                if run is not None:
+                    run.cancel_flag.set()
+                    run.cancel_event.set()
+                path = paths.get(kernel_id)
+                log.warning("Not saved before the server stops: kernel %s (%s)", kernel_id, path)
+                message = "The server stopped before the kernel could be saved."
+                self._keeper.announce.autosave_failed(kernel_id, path, "shutdown", message)
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _save(self, work: Work) -> bool:
+        """Save one kernel, or let the operation end that runs on it; whether all of it is saved."""
+        run = self._keeper.running(work.kernel.kernel_id)
+        if run is not None and run.task is not None:
+            await asyncio.wait([run.task])
+            if work.unsaved_since is None:
+                return True
+        return await self._policies.save(work, "shutdown")
+
+    # -- the culler ----------------------------------------------------------------------
+
+    def watch_culler(self) -> None:
+        """Have the server's culler wait for a save of what it is about to end."""
+        manager: Any = self._keeper.kernel_manager
+        if not hasattr(manager, "cull_kernel_if_idle"):
+            return  # kernels that run elsewhere
+        cull: Callable[[str], Awaitable[None]] = manager.cull_kernel_if_idle
+        shut_down: Callable[..., Any] = manager.shutdown_kernel
+
+        async def cull_kernel_if_idle(kernel_id: str) -> None:
+            token = _culling.set(kernel_id)
+            try:
+                await cull(kernel_id)
+            finally:
+                _culling.reset(token)
+
+        def shutdown_kernel(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
+            if _culling.get() != kernel_id:
+                return shut_down(kernel_id, *args, **kwargs)
+            return save_first(kernel_id, *args, **kwargs)
+
+        async def save_first(kernel_id: str, *args: Any, **kwargs: Any) -> None:
+            if await self._before_cull(kernel_id):
+                await ensure_async(shut_down(kernel_id, *args, **kwargs))
+
+        manager.cull_kernel_if_idle = cull_kernel_if_idle
+        manager.shutdown_kernel = shutdown_kernel
+
+    async def _before_cull(self, kernel_id: str) -> bool:
+        """Save a kernel that is about to be culled; false when it must not be culled now."""
+        work = self._policies.work_of(kernel_id)
+        if work is None or not (work.policy.enabled and work.policy.before_cull):
+            return True
+        last_activity = getattr(work.kernel.km, "last_activity", None)
+        run = self._keeper.running(kernel_id)
+        if run is not None:
+            return False  # the culler comes again
+        if work.unsaved_since is not None and not await self._policies.save(work, "cull"):
+            if await self._keeper.ability.error() is not None:
+                return True  # nothing can be saved on this node: it culls as ever
+            work.cull_failures += 1
+            if work.cull_failures <= _SPARED:
+                self._keeper.log.warning(
+                    "Kernel %s is not culled, because it could not be saved first", kernel_id
+                )
+                return False
+        if getattr(work.kernel.km, "last_activity", None) != last_activity:
+            return False  # its user came back
+        if work.kernel.policy.has_state:
+            self._keeper.leases.offer_after_end(kernel_id, "cull")
+        return True
+
+
+def _value(uses_gpu: bool, work: Work, now: float) -> tuple[bool, float, float]:
+    """What is saved first sorts first: on a GPU, much work unsaved, quick to save."""
+    return (not uses_gpu, -(now - (work.unsaved_since or now)), work.seconds)
+
+
+def _uses_gpu(pid: int | None) -> bool:
+    """Whether a process of the kernel's tree has a GPU open."""
+    try:
+        process = psutil.Process(pid)
+        tree = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return False
+    for process in tree:
+        try:
+            folder = f"/proc/{process.pid}/fd"
+            for entry in os.listdir(folder):
+                if os.readlink(f"{folder}/{entry}").startswith(("/dev/nvidia", "/dev/dri/render")):
+                    return True
+        except OSError:  # another user's, or gone
+            continue
+    return False

@@ -1,0 +1,54 @@
+"""Prometheus metrics, on the server's own ``/metrics``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from .models import Operation
+
+_BUCKETS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 300)
+
+OPERATIONS: Final = Counter(
+    "gpu_ckpt_operations",
+    "Saves and restores that ended, by why they were made and how they ended",
+    ["kind", "cause", "status", "reason"],
+)
+SECONDS: Final = Histogram(
+    "gpu_ckpt_operation_seconds",
+    "How long saves and restores that succeeded took",
+    ["kind"],
+    buckets=_BUCKETS,
+)
+FROZEN: Final = Histogram(
+    "gpu_ckpt_frozen_seconds", "How long saves froze their kernels", buckets=_BUCKETS
+)
+BYTES: Final = Counter("gpu_ckpt_bytes", "Logical size of what was saved and restored", ["kind"])
+LAST_SAVE: Final = Gauge(
+    "gpu_ckpt_last_save_timestamp_seconds",
+    "When the newest state of a running kernel was saved (Unix time)",
+    ["kernel_id"],
+)
+
+
+def count(operation: Operation) -> None:
+    """Count an operation that has ended."""
+    reason = operation.error.reason if operation.error is not None else ""
+    kind = operation.kind
+    OPERATIONS.labels(kind, operation.cause, operation.status, reason).inc()
+    result = operation.result
+    if operation.status != "done" or result is None:
+        return
+    SECONDS.labels(kind).observe(result.seconds)
+    BYTES.labels(kind).inc(result.size)
+    if result.frozen_seconds is not None:
+        FROZEN.observe(result.frozen_seconds)
+    if kind == "save":
+        LAST_SAVE.labels(operation.kernel_id).set_to_current_time()
+
+
+def forget(kernel_id: str) -> None:
+    """A kernel does not run any more."""
+    if (kernel_id,) in LAST_SAVE._metrics:
+        LAST_SAVE.remove(kernel_id)

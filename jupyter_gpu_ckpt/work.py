@@ -1,0 +1,155 @@
+"""What one kernel has done since it was last saved, and when it is to be saved for that."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from .models import AutoSaveChoice, AutoSavePolicy
+from .tracking import TrackedKernel
+
+#: Longest time between two tries to save a kernel, in seconds.
+_LONGEST_BACKOFF = 3600.0
+
+
+class WorkObserver(Protocol):
+    """Who acts on what a kernel does."""
+
+    def worked(self, work: Work) -> None:
+        """A kernel has something unsaved, or finished a cell. Not called for each message."""
+
+    def asked(self, work: Work, data: dict[str, Any]) -> None:
+        """A kernel sent a message to its server. Anything may be in it."""
+
+
+class Work:
+    """Work of one kernel that is in no state yet. Times are monotonic seconds.
+
+    Implements :class:`~jupyter_gpu_ckpt.watch.WatchListener`.
+
+    Parameters
+    ----------
+    kernel
+        The kernel.
+    policy
+        What counts for it, until :attr:`policy` is set to something else.
+    observer
+        Hears of what it does.
+    """
+
+    def __init__(
+        self, kernel: TrackedKernel, policy: AutoSavePolicy, observer: WorkObserver
+    ) -> None:
+        self.kernel = kernel
+        self.policy = policy
+        #: What the notebook's metadata choose, and when the notebook was changed that says so.
+        self.notebook: tuple[AutoSaveChoice, Any] = (AutoSaveChoice(), None)
+        #: Whether the kernel wants its callbacks to be run before it is saved.
+        self.has_hooks = False
+        self.cull_failures = 0
+        self._observer = observer
+        self.started_fresh()
+
+    def started_fresh(self) -> None:
+        """An empty process runs: nothing in it is worth saving."""
+        now = time.monotonic()
+        #: Until the first cell runs, there is only what the kernel says at its start.
+        self._is_pristine = True
+        #: Since when there is something that no state holds; ``None``: there is nothing.
+        self.unsaved_since: float | None = None
+        self.touched_at = now
+        self.is_running = False
+        #: When a cell ended that ran for long, and has not been saved.
+        self.long_cell_at: float | None = None
+        self.saved_at: float | None = None
+        #: What the last save took: the time it froze the kernel, and all of it.
+        self.frozen = self.seconds = 0.0
+        self.failures = self.cull_failures = 0
+        self._not_before = now
+        self.has_hooks = False
+
+    def restored(self) -> None:
+        """The process came out of a state just now, or is a fresh one."""
+        self.started_fresh()
+        watch = self.kernel.watch
+        if watch is None:
+            return
+        self._is_pristine = watch.now.execution_count is None
+        if watch.now.execution_state == "busy":
+            self.is_running = True
+            self.unsaved_since = self.touched_at
+
+    # -- WatchListener -------------------------------------------------------------------
+
+    def cell_started(self) -> None:
+        """A cell runs."""
+        self.is_running, self._is_pristine = True, False
+        self.was_touched()
+
+    def cell_ended(self, seconds: float) -> None:
+        """A cell ended after so long."""
+        self.is_running = False
+        if 0 < self.policy.long_cell < seconds:
+            self.long_cell_at = time.monotonic()
+        self.was_touched()
+        self._observer.worked(self)
+
+    def was_touched(self) -> None:
+        """The kernel did something."""
+        if self._is_pristine:
+            return
+        self.touched_at = time.monotonic()
+        if self.unsaved_since is None:
+            self.unsaved_since = self.touched_at
+            self._observer.worked(self)
+
+    def asked(self, data: dict[str, Any]) -> None:
+        """The kernel sent a message to its server."""
+        self._observer.asked(self, data)
+
+    # -- saves ---------------------------------------------------------------------------
+
+    def saved(self, began: float, seconds: float, frozen: float) -> None:
+        """A state was made of the process that runs; what it did since ``began`` is not in it."""
+        self.saved_at, self.seconds, self.frozen = began, seconds, frozen
+        self.failures = self.cull_failures = 0
+        self._not_before = began
+        self.unsaved_since = began if self.is_running or self.touched_at > began else None
+        if self.long_cell_at is not None and self.long_cell_at <= began:
+            self.long_cell_at = None
+
+    def failed(self, retry: float) -> None:
+        """It could not be saved: leave it alone for a while."""
+        self.failures += 1
+        wait = min(retry * 2 ** min(self.failures - 1, 20), _LONGEST_BACKOFF)
+        self._not_before = time.monotonic() + wait
+
+    def put_off(self) -> None:
+        """It cannot be saved here: look again after the longest wait."""
+        self._not_before = time.monotonic() + _LONGEST_BACKOFF
+
+    def due(self, max_cost: float) -> tuple[float, str] | None:
+        """When it is to be saved next and which policy says so; ``None``: not as it is now.
+
+        Parameters
+        ----------
+        max_cost
+            Largest part of the time that a kernel may be frozen for saves while it works.
+        """
+        policy = self.policy
+        if not policy.enabled or self.unsaved_since is None:
+            return None
+        affordable = self.unsaved_since
+        if self.saved_at is not None:
+            affordable = self.saved_at + self.frozen / max_cost
+        times = []
+        if self.long_cell_at is not None and policy.long_cell:
+            times.append((max(self.long_cell_at, affordable), "long_cell"))
+        if policy.idle and not self.is_running:
+            times.append((self.touched_at + policy.idle, "idle"))
+        if policy.interval:
+            times.append((max(self.unsaved_since + policy.interval, affordable), "interval"))
+        if not times:
+            return None
+        when, reason = min(times)
+        return max(when, self._not_before), reason
