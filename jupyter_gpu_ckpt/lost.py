@@ -114,11 +114,12 @@ class LostKernels:
     def fence(self, kernel: TrackedKernel, hostname: str) -> None:
         """End a kernel that another server runs by now, and tell its pages; leases call it."""
         keeper, kernel_id = self._keeper, kernel.kernel_id
+        where = hostname or "another node"
 
         async def end() -> None:
             path = (await keeper.sessions.paths()).get(kernel_id)
-            keeper.announce.fenced(kernel_id, path, hostname)
+            keeper.announce.fenced(kernel_id, path, where)
             await ensure_async(keeper.kernel_manager.shutdown_kernel(kernel_id, now=True))
 
-        keeper.log.warning("Kernel %s is run by %s now: ended here", kernel_id, hostname)
+        keeper.log.warning("Kernel %s runs on %s now: ended here", kernel_id, where)
         keeper.in_background(end())

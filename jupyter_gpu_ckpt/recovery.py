@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 import psutil
@@ -83,9 +84,11 @@ class Leases:
         self._server_start = psutil.Process().create_time()
         self._complained = False
         self._lock = asyncio.Lock()
-        #: Kernels whose lease this server has written, with how they will have ended.
+        #: Kernels whose lease this server has written.
         self._held: set[str] = set()
+        #: Why those that are about to end, end.
         self._offers: dict[str, str] = {}
+        self._fenced: WeakSet[TrackedKernel] = WeakSet()
 
     def lease(self) -> Lease:
         """A lease of this server, from now on."""
@@ -116,8 +119,8 @@ class Leases:
     async def _renew(self, kernel: TrackedKernel, path: str | None) -> None:
         async with self._lock:
             kernel_id = kernel.kernel_id
-            if self._tracker.get(kernel_id) is not kernel:
-                return  # it was shut down meanwhile
+            if self._tracker.get(kernel_id) is not kernel or kernel in self._fenced:
+                return  # it was shut down meanwhile, or is about to be
             try:
                 old = await in_thread(self._store.kernel, kernel_id)
             except CkptError as error:
@@ -127,7 +130,7 @@ class Leases:
                     return
                 old = None
             if kernel_id in self._held and (taken_by := self._taken_by(old)) is not None:
-                self._held.discard(kernel_id)
+                self._fenced.add(kernel)
                 self._on_fenced(kernel, taken_by)
                 return
             if kernel.autosave is None:

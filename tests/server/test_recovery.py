@@ -151,9 +151,10 @@ def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home)
         server.kill()
     record = store_of(home).kernel(kernel.id)
     assert record is not None and record.lease is not None
-    # As if its node still lived, and could not be asked.
+    # As if its node still lived, and could not be asked. Its clock is an hour slow.
+    slow = time.time() - 3600
     record.lease = msgspec.structs.replace(
-        record.lease, node_id="elsewhere", hostname="elsewhere", renewed=time.time(), ttl=20.0
+        record.lease, node_id="elsewhere", hostname="elsewhere", renewed=slow, ttl=20.0
     )
     store_of(home).put_kernel(record)
     with JupyterServer(home, config={"GpuCkpt": {"lease_interval": 1.0}}) as server:

@@ -1,0 +1,117 @@
+"""Ends that no user asked for: the server is stopped, the culler culls; the next server goes on."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.harness.client import wait_for
+from tests.harness.node import Node
+from tests.harness.server import Home, JupyterServer, shared_folder
+
+
+def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home) -> None:
+    with JupyterServer(home) as server:
+        kernels = [server.client.start(home.add_notebook(f"{n}.ipynb")) for n in range(4)]
+        server.client.start(home.add_notebook("pristine.ipynb"))  # nothing in it
+        alone = kernels.pop()
+        for number, kernel in enumerate(kernels):
+            kernel.run(f"x = {number}")
+        server.client.save(kernels[0])  # nothing new in it: not saved again
+        alone.run("x = 3")
+        path = f"gpu-ckpt/api/kernels/{alone.id}/autosave"
+        server.client.request("PUT", path, body={"before_shutdown": False})
+        kernels[1].begin("import time\nwhile True: time.sleep(0.01); x += 1")
+        wait_for("it runs", lambda: server.client.execution_state(kernels[1].id) == "busy", 10)
+        server.stop()
+    config = {"AutoSave": {"shutdown_deadline": 0.0}, "GpuCkpt": {"restore_parallel": 3}}
+    with JupyterServer(home, config=config) as server:
+        lost = {entry["kernel_id"]: entry for entry in server.client.wait_lost(3)}
+        assert set(lost) == {kernel.id for kernel in kernels}
+        assert {entry["why"] for entry in lost.values()} == {"shutdown"}
+        assert [lost[kernel.id]["state"]["reason"] for kernel in kernels] == [
+            "user", "shutdown", "shutdown",
+        ]  # fmt: skip
+        assert lost[kernels[1].id]["state"]["execution_state"] == "busy"
+        # No time to save: it says so, and the older state is offered again.
+        server.client.restore_lost(kernels[2].id)
+        server.client.connect(kernels[2].id).run("x = 'not saved'")
+        server.client.post(f"gpu-ckpt/api/lost/{kernels[0].id}/dismiss")
+        server.stop()
+        assert f"Not saved before the server stops: kernel {kernels[2].id}" in server.log()
+    with JupyterServer(home, config={"GpuCkpt": {"restore_on_start": "always"}}) as server:
+        # These go on by themselves; nobody is asked.
+        restored = {kernels[1].id, kernels[2].id}
+        wait_for(
+            "they are back",
+            lambda: {s["kernel"]["id"] for s in server.client.get("api/sessions")} == restored,
+            60,
+        )
+        assert server.client.lost() == []
+        assert server.client.connect(kernels[2].id).run("print(x)") == "2"
+        assert server.client.execution_state(kernels[1].id) == "busy"
+
+
+def test_a_culled_kernel_is_saved_first_and_comes_back(home: Home) -> None:
+    culler: dict[str, dict[str, Any]] = {
+        "MappingKernelManager": {
+            "cull_idle_timeout": 2, "cull_interval": 1, "cull_connected": True,
+        }
+    }  # fmt: skip
+    with JupyterServer(home, config=culler) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        unsavable = server.client.start(home.add_notebook("other.ipynb"))
+        kernel.run("x = 41")
+        unsavable.run("import subprocess; c = subprocess.Popen(['unshare', '-m', 'sleep', '600'])")
+        (lost,) = server.client.wait_lost(1)
+        assert (lost["kernel_id"], lost["why"]) == (kernel.id, "cull")
+        assert lost["state"]["reason"] == "cull"
+        wait_for(
+            "it is spared",
+            lambda: f"{unsavable.id} is not culled, because" in server.log(),
+            20,
+        )
+        wait_for("but not for ever", lambda: not server.client.get("api/kernels"), 30)
+        assert server.client.restore_lost(kernel.id)["state_id"] == lost["state"]["id"]
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+@pytest.mark.root
+def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over() -> None:
+    config = {"GpuCkpt": {"lease_interval": 0.5, "lease_ttl": 3.0}}
+    with shared_folder("fence") as shared:
+        home = Home(shared / "home")
+        with (
+            Node("node-a", [shared]) as a,
+            Node("node-b", [shared]) as b,
+            JupyterServer(home, node=a, config=config) as one,
+            JupyterServer(home, node=b, config=config) as other,
+        ):
+            kernel = one.client.start(home.add_notebook("book.ipynb"))
+            kernel.run("x = 41")
+            state = one.client.save(kernel)["state_id"]
+            assert other.client.lost() == []  # it is elsewhere
+            told = one.client.events()
+            # Taken over on purpose: the other end lets go before it begins here.
+            other.client.restore(state, take_over=True)
+            told.wait_for("kernel", action="fenced", kernel_id=kernel.id)
+            assert other.client.connect(kernel.id).run("print(x + 1)") == "42"
+            assert kernel.id not in {k["id"] for k in one.client.get("api/kernels")}
+            assert one.client.lost() == []
+            # And back, because the server that has it is frozen.
+            other.process.send_signal(signal.SIGSTOP)
+            one.client.wait_lost(1)
+            one.client.restore_lost(kernel.id)
+            again = one.client.connect(kernel.id)
+            assert again.run("x += 1; print(x)") == "42"
+            other.process.send_signal(signal.SIGCONT)
+            other._popen.send_signal(signal.SIGCONT)  # nsenter had stopped with it
+            wait_for(
+                "its copy is ended",
+                lambda: kernel.id not in {k["id"] for k in other.client.get("api/kernels")},
+                20,
+            )
+            assert again.run("print(x)") == "42"
+            assert kernel.id in {k["id"] for k in one.client.get("api/kernels")}
