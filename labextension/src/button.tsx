@@ -102,7 +102,9 @@ export class SaveButtonWidget extends ReactWidget {
 
   private _face(): IFace {
     const id = this._kernelId;
-    return faceOf(id ? this._model.entry(id) : null, this._trans);
+    // A kernel that is being started has no id yet, and nothing is known of it.
+    const none = !id && this._sessionContext.hasNoKernel;
+    return faceOf(none ? null : this._model.entry(id ?? ''), this._trans);
   }
 
   private _onKernelChanged(): void {

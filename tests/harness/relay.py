@@ -26,6 +26,7 @@ class Relay:
         self._namespace = os.open(namespace, os.O_RDONLY)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Event | None = None
+        self._connections: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay-{port}", daemon=True)
         self._thread.start()
@@ -52,12 +53,22 @@ class Relay:
         server = await asyncio.start_server(self._accept, sock=self._listener)
         self._up.set()
         await self._done.wait()
-        server.close()  # the tasks of open connections are cancelled by asyncio.run
+        server.close()
+        # Connections that were accepted just now get their tasks in the next turns of the loop.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         try:
             node_reader, node_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         try:
