@@ -58,12 +58,9 @@ def begin(
     key = ring.current()
     if key is None or (folder / f"{key.id}.json").exists():
         return
-    known = known_before(folder, owner, ring)
+    known = known_before(folder, owner, ring, manifests)
     if known is None:
-        found = list(manifests())
-        # Something was encrypted already, and the record of it is gone.
-        tampered = any(sealed_with(data) is not None for data in found)
-        known = frozenset() if tampered else frozenset(manifest_digest(data) for data in found)
+        known = frozenset(manifest_digest(data) for data in manifests())
     began = datetime.now(timezone.utc).isoformat(timespec="seconds")
     sealed = seal_text(key, b"".join(sorted(known)), _place(owner, began))
     record = _Record(key=key.id, began=began, sealed=base64.b64encode(sealed).decode())
@@ -71,17 +68,21 @@ def begin(
     create_once(folder / f"{key.id}.json", msgspec.json.encode(record) + b"\n")
 
 
-def known_before(folder: Path, owner: str, ring: KeyRing) -> frozenset[bytes] | None:
+def known_before(
+    folder: Path, owner: str, ring: KeyRing, manifests: Callable[[], Iterable[bytes]]
+) -> frozenset[bytes] | None:
     """Digests of the manifests from before there was a key.
 
-    The current key's record counts, else those of older keys; ``None`` if there is no record of
-    any key.
+    The current key's record counts, else those of older keys; ``None`` as long as nothing is
+    encrypted. Parameters and errors are those of :func:`begin`.
     """
     key = ring.current()
     if key is not None and (folder / f"{key.id}.json").exists():
         return _read(folder, owner, key)
     if not encrypted(folder):
-        return None
+        # With something encrypted there was a record, and somebody has removed it.
+        tampered = any(sealed_with(data) is not None for data in manifests())
+        return frozenset() if tampered else None
     return frozenset().union(*(_read(folder, owner, held) for held in ring.held()))
 
 

@@ -88,7 +88,9 @@ class OwnerStore:
 
         @cache
         def known() -> frozenset[bytes] | None:
-            return key_records.known_before(self.keys, self.folder.name, ring)
+            return key_records.known_before(
+                self.keys, self.folder.name, ring, lambda: _manifests(self, None)
+            )
 
         return KeySealing(ring, self.folder.name, NullSealing(manifest_key), known)
 
