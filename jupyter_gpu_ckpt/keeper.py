@@ -35,6 +35,7 @@ from .settings import GpuCkpt
 from .space import existing
 from .spool import Spool
 from .store import StateRecord, StateStore
+from .tidying import Tidying
 from .tracking import TrackedKernel, Tracker
 
 
@@ -64,7 +65,9 @@ class Keeper(GpuCkpt):
     ) -> None:
         super().__init__(parent=parent)
         self.kernel_manager = kernel_manager
-        self.store = StateStore(self.store_folder(), self.owner_name())
+        self.store = StateStore(
+            self.store_folder(), self.owner_name(), sealing=self.key_ring()
+        )
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
         self.ability = Ability(lambda: self.launching.kernel_capture)
@@ -96,6 +99,7 @@ class Keeper(GpuCkpt):
         self.lost = LostKernels(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
+        self.tidying = Tidying(self, self._stopping)
         observe(kernel_manager, self.tracker)
         keep_from_kernels(kernel_manager, self.key_variables())
         make_default(kernel_manager)
@@ -122,6 +126,7 @@ class Keeper(GpuCkpt):
     async def _clean_up(self) -> None:
         await in_thread(self.spool.clean)
         await in_thread(self.leases.forget_stateless)
+        await self.tidying.apply()
         # It may take minutes on a slow store: a server that stops does not wait for its end.
         await in_thread(lambda: self.store.gc(stop=self._stopping))
 

@@ -91,7 +91,8 @@ class Save:
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
             await in_thread(check_save, pid, probe)
-            tight = await in_thread(self._check_space, pid, spool)
+            in_use = self._keeper.tidying.in_use()
+            tight = await in_thread(self._check_space, pid, spool, in_use)
             # First, because a store that cannot be written should not cost the kernel a freeze.
             writer = await in_thread(self._begin)
             try:
@@ -121,6 +122,7 @@ class Save:
         if self._kernel.provisioner.supervisor is self._supervisor:
             self._kernel.policy.saved(record.id)
         await self._keeper.leases.renew(self._kernel)
+        self._keeper.in_background(self._keeper.tidying.apply())
         return OperationResult(
             state_id=record.id,
             kernel_id=self._kernel.kernel_id,
@@ -142,9 +144,10 @@ class Save:
         kernel = self._kernel
         return self._keeper.store.begin(kernel.kernel_id, parent=kernel.policy.latest)
 
-    def _check_space(self, pid: int, spool: Path) -> bool:
+    def _check_space(self, pid: int, spool: Path, in_use: set[str]) -> bool:
         keeper = self._keeper
         needed = state_size(pid, keeper.node_local_dirs)
+        keeper.tidying.check_room(self._kernel.kernel_id, needed, in_use)
         return check_space(needed, spool, keeper.store_folder())
 
     def _pid(self) -> int:

@@ -1,0 +1,103 @@
+"""Which saved states go and when: the store's retention, applied to this server's kernels."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from .errors import CkptError
+from .operations import in_thread
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+
+class _Needed(NamedTuple):
+    """Kernels whose newest state stays, and states that stay in any case."""
+
+    living: set[str]
+    busy: set[str]
+
+
+class Tidying:
+    """Applies the rules of `c.GpuCkpt` to what is saved; one a keeper."""
+
+    def __init__(self, keeper: Keeper, stop: threading.Event) -> None:
+        self._keeper = keeper
+        self._stop = stop
+
+    async def apply(self) -> None:
+        """Remove states that no rule keeps; called after each save and when the server starts.
+
+        Never raises for a store that does not answer: the next save comes back to it.
+        """
+        keeper = self._keeper
+        in_use = self.in_use()
+        try:
+            removals = await in_thread(
+                lambda: keeper.store.retain(
+                    keeper.retention(), **self._needed(in_use)._asdict(), dry_run=True
+                )
+            )
+            for removal in removals:
+                await self._remove(removal.state_id, removal.why)
+            if removals:
+                await in_thread(lambda: keeper.store.gc(stop=self._stop))
+        except CkptError as error:
+            keeper.log.warning("Old states were not removed: %s", error.message)
+
+    async def _remove(self, state_id: str, why: str) -> None:
+        try:
+            await self._keeper.delete_state(state_id)
+        except CkptError as error:
+            # Another server applies the same rules, or somebody restores it just now.
+            if error.reason not in ("unknown_state", "busy"):
+                raise
+        else:
+            self._keeper.log.info("State %s was removed (%s)", state_id, why)
+
+    def check_room(self, kernel_id: str, size: int, in_use: set[str]) -> None:
+        """Refuse a save that the quota has no room for, before its kernel is frozen.
+
+        Parameters
+        ----------
+        kernel_id
+            The kernel.
+        size
+            Bytes that the whole state may have. Of a kernel that has states, a tenth is taken to
+            have changed, and what it has grown.
+        in_use
+            From :meth:`in_use`. This method is for a worker thread.
+
+        Raises
+        ------
+        CkptError
+            ``over_quota``.
+        """
+        keeper = self._keeper
+        policy = keeper.retention()
+        if policy.quota is None:
+            return
+        states = keeper.store.states(kernel_id)
+        if states:
+            size = max(size - states[0].size, size // 10)
+        keeper.store.room(policy, size, **self._needed(in_use)._asdict())
+
+    def in_use(self) -> set[str]:
+        """States that operations work on, or that this server's kernels would come back from."""
+        keeper = self._keeper
+        running = {op.state_id for op in keeper.operations() if op.status == "running"}
+        return {state for state in running | {k.policy.latest for k in keeper.tracker} if state}
+
+    def _needed(self, in_use: set[str]) -> _Needed:
+        keeper = self._keeper
+        here = {kernel.kernel_id for kernel in list(keeper.tracker)}
+        lost = {found.record.kernel_id for found in keeper.leases.lost()}
+        elsewhere = {
+            record.kernel_id for record in keeper.store.kernels() if record.lease is not None
+        } - (here | lost)
+        busy = set(in_use)
+        for kernel_id in elsewhere:
+            # Its server knows which of them it would come back from.
+            busy.update(state.id for state in keeper.store.states(kernel_id))
+        return _Needed(here | lost | elsewhere, busy)

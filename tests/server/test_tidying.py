@@ -1,0 +1,55 @@
+"""Encryption and retention in a real server: configured as an administrator would."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+from tests.harness.client import wait_for
+from tests.harness.server import Home, JupyterServer
+
+
+def test_states_are_encrypted_and_only_those_stay_that_a_rule_keeps(
+    home: Home, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    new_key_file(key)
+    rules = {"keep_last": 2, "keep_hourly": 0, "keep_daily": 0}
+    config = {"GpuCkpt": {"key_file": str(key)} | rules}
+    with JupyterServer(home, config=config) as server:
+        client = server.client
+        kernel = client.start()
+        kernel.run("password = 'hunter' + str(2)")
+        states = [client.save(kernel)["result"]["state_id"] for _ in range(2)]
+        store = StateStore(home.store, getpass.getuser(), sealing=KeyRing(KeyFile(key)))
+        store.mark(states[0], pinned=True)
+        states += [client.save(kernel)["result"]["state_id"] for _ in range(3)]
+        left = {states[0], *states[-2:]}
+        wait_for(
+            "old states are removed", lambda: {s["id"] for s in client.states()} == left, timeout=30
+        )
+        kernel.run("password = None")
+        client.restore(states[0])
+        assert kernel.run("print(password)") == "hunter2"
+        for path in home.store.rglob("*"):
+            assert not path.is_file() or b"hunter2" not in path.read_bytes()
+        with pytest.raises(CkptError, match="encrypted"):
+            StateStore(home.store, getpass.getuser()).open(states[0])
+
+
+def test_a_save_that_the_quota_has_no_room_for_leaves_the_kernel_alone(home: Home) -> None:
+    with JupyterServer(home, config={"GpuCkpt": {"quota": 1 << 20}}) as server:
+        client = server.client
+        kernel = client.start()
+        kernel.run("x = 1")
+        operation = client.finished(client.begin_save(kernel))
+        assert operation["status"] == "failed"
+        assert operation["error"]["reason"] == "over_quota"
+        assert "quota" in operation["error"]["hint"]
+        assert kernel.run("print(x)") == "1"
+        assert client.states() == []
