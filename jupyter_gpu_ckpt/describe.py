@@ -119,6 +119,11 @@ def _node(node: dict[str, Any]) -> Node:
     )
 
 
+def store_warning(error: CkptError) -> DoctorCheck:
+    """Describe what keeps states from being listed or uploaded, as a finding."""
+    return DoctorCheck("remote store", "warning", error.message, error.hint)
+
+
 def damaged_state(state_id: str, message: str) -> DoctorCheck:
     """A state that no list shows, with why."""
     hint = f"To delete it: jupyter gpu-ckpt rm {state_id}"

@@ -34,7 +34,7 @@ from .sessions import Sessions
 from .settings import GpuCkpt
 from .space import existing
 from .spool import Spool
-from .store import StateRecord, StateStore
+from .store import StateRecord
 from .tidying import Tidying
 from .tracking import TrackedKernel, Tracker
 
@@ -65,9 +65,7 @@ class Keeper(GpuCkpt):
     ) -> None:
         super().__init__(parent=parent)
         self.kernel_manager = kernel_manager
-        self.store = StateStore(
-            self.store_folder(), self.owner_name(), sealing=self.key_ring()
-        )
+        self.store = self.open_store()
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
         self.ability = Ability(lambda: self.launching.kernel_capture)
@@ -109,6 +107,7 @@ class Keeper(GpuCkpt):
     async def start(self) -> None:
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
         await self.policies.start()
+        self.store.start()
         self.in_background(self._clean_up())
         self.in_background(self.lost.heartbeat())
 
@@ -121,6 +120,12 @@ class Keeper(GpuCkpt):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.leases.end_all()
+        left = await in_thread(self.store.stop, self.upload_timeout)
+        if left:
+            self.log.warning(
+                "Not uploaded, and on this node only, where the next server goes on with it: %s",
+                ", ".join(left),
+            )
         self.tracker.close()
 
     async def _clean_up(self) -> None:
@@ -352,7 +357,8 @@ class Keeper(GpuCkpt):
                 f"The folder for saved states cannot be written: {folder}.",
                 hint="Check its permissions, or set GpuCkpt.store_url.",
             )
-        return [describe.damaged_state(*found) for found in self.store.damaged()]
+        damaged = [describe.damaged_state(*found) for found in self.store.damaged()]
+        return [describe.store_warning(warning) for warning in self.store.warnings()] + damaged
 
     # -- what provisioners report --------------------------------------------------------
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import re
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
-from jupyter_core.paths import jupyter_data_dir
 from traitlets import Bool, Enum, Float, Integer, List, TraitError, Unicode, validate
 
-from .store_settings import StoreSettings
+from .place_settings import PlaceSettings
 
 #: What kernel-capture takes: seconds up to a week, and a ghost limit of 32 bits.
 _SHORTEST: Final = 0.001
@@ -21,26 +17,12 @@ _LARGEST_GHOST: Final = (1 << 32) - 1
 _MOST_DIRS: Final = 64
 
 
-class GpuCkpt(StoreSettings):
+class GpuCkpt(PlaceSettings):
     """Base of :class:`~jupyter_gpu_ckpt.keeper.Keeper`; the configuration section is ``GpuCkpt``.
 
     What is set in the section ``Keeper`` counts too.
     """
 
-    store_url = Unicode(
-        None,
-        allow_none=True,
-        config=True,
-        help="Where saved states are kept: a folder, which may be on a shared file system. "
-        "{username} in it is the owner's name. None: gpu-ckpt/store below Jupyter's data folder.",
-    )
-    owner = Unicode(
-        None,
-        allow_none=True,
-        config=True,
-        help="Name of this user's part of the store. None: the JupyterHub user, else the user "
-        "the server runs as.",
-    )
     spool_dir = Unicode(
         None,
         allow_none=True,
@@ -142,45 +124,6 @@ class GpuCkpt(StoreSettings):
             )
         return dirs
 
-    @validate("store_url")
-    def _check_store_url(self, proposal: dict[str, Any]) -> str | None:
-        url: str | None = proposal["value"]
-        if url and (scheme := _scheme(url)) not in (None, "file"):
-            raise TraitError(f"GpuCkpt.store_url: stores on {scheme}:// are not supported.")
-        return url
-
-    def store_folder(self) -> Path:
-        """Where states lie."""
-        if not self.store_url:
-            return _data() / "store"
-        path = self.store_url.replace("{username}", quote(self.owner_name(), safe=""))
-        return Path(path.removeprefix("file://")).expanduser()
-
-    def data_folder(self) -> Path:
-        """Where this package keeps what belongs to the user and not to the store."""
-        return _data()
-
     def spool_folder(self) -> Path:
         """Where image directories lie while an operation runs."""
-        return Path(self.spool_dir).expanduser() if self.spool_dir else _data() / "spool"
-
-    def owner_name(self) -> str:
-        """Whose part of the store this is."""
-        return self.owner or os.environ.get("JUPYTERHUB_USER") or _user()
-
-
-def _scheme(url: str) -> str | None:
-    """The scheme of a URL, ``None`` for a path."""
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", url)
-    return match[1].lower() if match else None
-
-
-def _data() -> Path:
-    return Path(jupyter_data_dir()) / "gpu-ckpt"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        return str(os.getuid())
+        return Path(self.spool_dir).expanduser() if self.spool_dir else self.data_folder() / "spool"

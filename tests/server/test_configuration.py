@@ -15,7 +15,7 @@ from jupyter_gpu_ckpt.settings import GpuCkpt
 from tests.harness.node import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "configuration.md"
-UNITS = {1 << 30: "1 GiB", 4 << 30: "4 GiB"}
+UNITS = {256 << 20: "256 MiB", 1 << 30: "1 GiB", 4 << 30: "4 GiB", 64 << 30: "64 GiB"}
 
 
 def own_traits(kind: type[Configurable]) -> dict[str, Any]:
