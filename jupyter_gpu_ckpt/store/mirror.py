@@ -149,6 +149,17 @@ class Mirror:
                 self._rest = _FIRST_REST
                 self._refreshed = time.monotonic()
 
+    def stale(self) -> float:
+        """Seconds for which the remote tier could not be read; 0 if it can."""
+        with self._lock:
+            if self.problem is None:
+                return 0.0
+            return time.monotonic() - self._refreshed
+
+    def version(self, name: str) -> str | None:
+        """What is known of a small object's version."""
+        return self._seen.get(name)
+
     def _failed(self, error: CkptError) -> None:
         self.problem = error
         self._rest_until = time.monotonic() + self._rest

@@ -97,6 +97,11 @@ class RemoteOwner:
                 found[pack] = entry
         return found
 
+    def version(self, name: str) -> str | None:
+        """Version of a small object as lists have it; ``None`` if there is none."""
+        found = self.objects.list(name.rpartition("/")[0]).get(name)
+        return None if found is None else found.version
+
     def maybe(self, name: str, found: Found | None = None) -> bytes | None:
         """Content of a small object; ``None`` if there is none (any more)."""
         try:

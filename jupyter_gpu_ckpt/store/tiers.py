@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from blake3 import blake3
 
 from ..errors import CkptError
+from .damage import Damaged
 from .fetch import TierPacks
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
@@ -30,6 +31,9 @@ from .remote import RemoteFiles, RemoteOwner
 from .state_store import StateStore
 from .sweep import sweep
 from .uploads import Records, Uploader
+
+#: Seconds that a kernel's beginning waits until others can see whose it is.
+_CLAIM_SECONDS: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -244,12 +248,40 @@ class TieredStore(StateStore):
             self._evict()
         return GcResult(max(here[0], there[0]), max(here[1], there[1]))
 
+    def _put_marks(self, owner: OwnerStore, manifest: Path, data: bytes) -> None:
+        super()._put_marks(owner, manifest, data)
+        if self._tier.is_durable(manifest.stem):
+            kernel_id = manifest.parent.parent.name
+            self._records.send(self._remote.marks_name(kernel_id, manifest.stem), data)
+
+    def _pack_sizes(self, owner: OwnerStore) -> dict[str, int]:
+        sizes = super()._pack_sizes(owner)
+        with suppress(CkptError, Damaged):
+            there = self._remote.hasty().packs()
+            sizes.update({pack: found.size for pack, found in there.items()})
+        return sizes
+
     # -- kernel records ------------------------------------------------------------------------
 
     def put_kernel(self, record: KernelRecord) -> None:
         """See :meth:`StateStore.put_kernel`; the remote tier gets it as soon as it can."""
+        before = super().kernel(record.kernel_id)
         super().put_kernel(record)
         self._send_kernel(record.kernel_id)
+        if _holder(before) != _holder(record):
+            # Others must know before the kernel begins here; renewals need not be waited for.
+            self._records.flush(_CLAIM_SECONDS)
+
+    def kernel_age(self, kernel_id: str) -> float | None:
+        """See :meth:`StateStore.kernel_age`; time in which the remote tier could not be read
+        does not count, for others may well have renewed their leases.
+        """
+        age = super().kernel_age(kernel_id)
+        return None if age is None else max(0.0, age - self._mirror.stale())
+
+    def renew_kernel(self, record: KernelRecord) -> None:
+        """See :meth:`StateStore.renew_kernel`; the remote tier's copy becomes young by a write."""
+        self.put_kernel(record)
 
     def delete_kernel(self, kernel_id: str) -> None:
         """See :meth:`StateStore.delete_kernel`."""
@@ -263,4 +295,12 @@ class TieredStore(StateStore):
             data = path.read_bytes()
         except FileNotFoundError:
             data = None
-        self._records.send(self._remote.kernel_name(kernel_id), data)
+        name = self._remote.kernel_name(kernel_id)
+        self._records.send(name, data, self._mirror.version(name))
+
+
+def _holder(record: KernelRecord | None) -> tuple[str, int, float] | None:
+    """Which server runs a kernel, by its record."""
+    if record is None or record.lease is None:
+        return None
+    return record.lease.node_id, record.lease.server_pid, record.lease.server_start

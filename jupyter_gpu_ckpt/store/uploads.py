@@ -260,13 +260,19 @@ class _Rate:
 
 
 class Records:
-    """Writes small objects in the background: of each only its newest content counts."""
+    """Writes small objects in the background: of each only its newest content counts.
+
+    One that could not be written at once is left alone when another node has written it
+    meanwhile: what it says, such as who has taken over a kernel, is newer.
+    """
 
     def __init__(self, remote: RemoteOwner, on_problem: Callable[[CkptError], None]) -> None:
         self._remote = remote
         self._on_problem = on_problem
         self._lock = threading.Condition()
         self._waiting: dict[str, bytes | None] = {}
+        self._bases: dict[str, str | None] = {}
+        self._late: set[str] = set()
         self._sending: str | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -279,11 +285,16 @@ class Records:
                 names.add(self._sending)
             return names
 
-    def send(self, name: str, data: bytes | None) -> None:
-        """Have an object written, or removed if `data` is ``None``."""
+    def send(self, name: str, data: bytes | None, base: str | None = None) -> None:
+        """Have an object written, or removed if `data` is ``None``.
+
+        `base` is the version that was known when that was decided.
+        """
         with self._lock:
             if self._stopped:
                 return
+            if name not in self._late:
+                self._bases[name] = base
             self._waiting[name] = data
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -314,9 +325,12 @@ class Records:
                 name = next(iter(self._waiting))
                 data = self._waiting.pop(name)
                 self._sending = name
+                late, base = name in self._late, self._bases.get(name)
             error: CkptError | None = None
             try:
-                if data is None:
+                if late and base is not None and self._remote.version(name) != base:
+                    pass  # another node's word counts
+                elif data is None:
                     self._remote.objects.delete(name)
                 else:
                     self._remote.objects.put(name, data, check=False)
@@ -324,6 +338,10 @@ class Records:
                 error = failure
             with self._lock:
                 self._sending = None
+                if error is None:
+                    self._late.discard(name)
+                else:
+                    self._late.add(name)
                 if error is not None and not self._stopped:
                     self._waiting.setdefault(name, data)  # unless there is something newer
                 self._lock.notify_all()

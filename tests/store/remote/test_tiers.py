@@ -12,7 +12,7 @@ import pytest
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
 from jupyter_gpu_ckpt.store.tiers import TieredStore
-from tests.harness.s3 import Proxy
+from tests.harness.s3 import Proxy, S3Server
 from tests.store.conftest import KERNEL, make_meta, noise, pack_files, snapshot
 
 MIB = 1 << 20
@@ -299,6 +299,50 @@ def test_leases_are_seen_elsewhere_and_hold_nothing_up(node: Node, proxy: Proxy)
     a._records.flush(10)
     b._mirror._refreshed = 0.0
     assert b.kernels() == []
+
+
+def test_who_was_cut_off_does_not_undo_that_a_kernel_was_taken_over(
+    node: Node, url: str, s3_server: S3Server
+) -> None:
+    def record(holder: str) -> KernelRecord:
+        lease = Lease(node_id=holder, hostname=holder, boot_id="b", server_pid=1,
+                      server_start=0.0, renewed=1.0, ttl=30)  # fmt: skip
+        return KernelRecord(kernel_id=KERNEL, kernel_name="p", display_name="P", lease=lease)
+
+    own = Proxy(s3_server.port)
+    try:
+        cut, other = node("a", options=own.options), node("b")
+        cut.put_kernel(record("a"))
+        assert cut.kernel(KERNEL) == record("a")
+        own.down()
+        cut.put_kernel(record("a"))
+        time.sleep(2.1)
+        assert cut.kernel(KERNEL) == record("a")
+        assert (cut.kernel_age(KERNEL) or 0.0) < 1.0
+        assert other.kernel(KERNEL) == record("a")
+        other.put_kernel(record("b"))
+        own.heal()
+        wait_for(lambda: cut._records.flush(1))
+        cut._mirror._rest_until = cut._mirror._refreshed = 0.0
+        assert cut.kernel(KERNEL) == record("b")
+        other._mirror._refreshed = 0.0
+        assert other.kernel(KERNEL) == record("b")
+    finally:
+        own.stop()
+
+
+def test_pins_and_labels_are_seen_elsewhere(node: Node, image: Path) -> None:
+    a, b = node("a"), node("b")
+    early, late = save(a, image), save(a, image)
+    a.mark(early.id, label="before it is uploaded")
+    wait_durable(a, early.id)
+    wait_durable(a, late.id)
+    a.mark(late.id, pinned=True)
+    a._records.flush(10)
+    b._mirror._refreshed = 0.0
+    seen = {state.id: state for state in b.states()}
+    assert seen[late.id].pinned
+    assert seen[early.id].meta.label == "before it is uploaded"
 
 
 def test_an_encrypted_store_on_two_nodes(node: Node, image: Path, tmp_path: Path) -> None:
