@@ -269,8 +269,8 @@ _NATIVE: Final[dict[str, tuple[str, str, str, str | None]]] = {
     "not_yours": (
         "not_savable",
         "The kernel, or a process that it started, runs as another user.",
-        "The state is of a process with other rights than yours: another user's, or from a container "
-        "with other capabilities.",
+        "The state is of a process with other rights than yours: another user's, or from a "
+        "container with other capabilities.",
         "End processes that were started with sudo, then save again.",
     ),
     "no_process": (
