@@ -105,6 +105,7 @@ class TieredStore(StateStore):
         self._mirror = Mirror(self._remote, self._tier, self._records.unsent)
         self._uploader = Uploader(
             super()._open,
+            self._create,
             self._tier,
             self._remote,
             parallel=parallel,

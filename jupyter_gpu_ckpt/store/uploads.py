@@ -43,6 +43,8 @@ class Uploader:
     ----------
     owner
         Gives the local tier's store; ``None`` if there is none yet.
+    join
+        Makes sure that there is one; called first, and until it does not raise.
     tier, remote
         The two tiers.
     parallel
@@ -58,6 +60,7 @@ class Uploader:
     def __init__(
         self,
         owner: Callable[[], OwnerStore | None],
+        join: Callable[[], object],
         tier: LocalTier,
         remote: RemoteOwner,
         *,
@@ -67,6 +70,8 @@ class Uploader:
         on_problem: Callable[[CkptError | None], None],
     ) -> None:
         self._owner = owner
+        self._join = join
+        self._joined = False
         self._tier = tier
         self._remote = remote
         self._parallel = parallel
@@ -149,6 +154,9 @@ class Uploader:
 
     def _some(self) -> bool:
         """Upload the newest state that is to be uploaded; whether there may be more."""
+        if not self._joined:
+            self._join()
+            self._joined = True
         owner = self._owner()
         if owner is None:
             return False

@@ -1,0 +1,90 @@
+"""Servers whose states are on S3: the disk of one is lost, and another brings its kernel back."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_gpu_ckpt.store.objects import Objects
+from tests.harness.client import wait_for
+from tests.harness.s3 import Proxy, S3Server, options
+from tests.harness.server import Home, JupyterServer
+
+pytestmark = pytest.mark.root
+
+
+def config(url: str, port: int, disk: Path, **more: Any) -> dict[str, Any]:
+    """Configuration of a server on a node with this disk."""
+    given = {
+        "store_url": url,
+        "store_options": options(port),
+        "owner": "ada",
+        "local_tier_dir": str(disk),
+        "store_timeout": 3.0,
+        **more,
+    }
+    return {"GpuCkpt": given}
+
+
+@pytest.fixture
+def url(s3_server: S3Server) -> str:
+    return f"s3://{s3_server.bucket}/{secrets.token_hex(4)}/{{username}}"
+
+
+def uploaded(url: str, s3_server: S3Server) -> list[str]:
+    """Names of the states' manifests that have arrived."""
+    objects = Objects(url.replace("{username}", "ada/ada"), options(s3_server.port))
+    try:
+        return [name for name in objects.list("kernels") if "/states/" in name]
+    finally:
+        objects.close()
+
+
+def test_a_lost_disk(home: Home, shared: Path, url: str, s3_server: S3Server) -> None:
+    with JupyterServer(home, config=config(url, s3_server.port, shared / "disk-a")) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("import os; data = os.urandom(5 << 20); import hashlib; x = 41")
+        digest = kernel.run("print(hashlib.sha256(data).hexdigest())")
+        state = server.client.save(kernel)["state_id"]
+        wait_for("it is uploaded", lambda: uploaded(url, s3_server), 30)
+        server.kill()
+    shutil.rmtree(shared / "disk-a")
+    with JupyterServer(home, config=config(url, s3_server.port, shared / "disk-b")) as server:
+        (lost,) = server.client.wait_lost(1)
+        assert (lost["kernel_id"], lost["state"]["id"]) == (kernel.id, state)
+        server.client.restore_lost(kernel.id)
+        again = server.client.connect(kernel.id)
+        assert again.run("print(x + 1)") == "42"
+        assert again.run("print(hashlib.sha256(data).hexdigest())") == digest
+
+
+def test_a_system_that_is_away(home: Home, shared: Path, url: str, s3_server: S3Server) -> None:
+    proxy = Proxy(s3_server.port)
+    given = config(url, proxy.port, shared / "disk", upload_timeout=20.0)
+    try:
+        with JupyterServer(home, config=given) as server:
+            kernel = server.client.start(home.add_notebook("book.ipynb"))
+            kernel.run("x = 41")
+            wait_for("its record arrives", lambda: proxy.count("PUT", "/kernel.json"), 20)
+            proxy.down()
+            state = server.client.save(kernel)["state_id"]
+            assert len(server.client.states()) == 1
+
+            def warned() -> bool:
+                checks = server.client.get("gpu-ckpt/api/doctor")["checks"]
+                return "remote store" in [c["name"] for c in checks if c["status"] == "warning"]
+
+            wait_for("the doctor tells", warned, 20)
+            assert kernel.run("print(x + 1)") == "42"
+            proxy.heal()
+            server.process.terminate()
+            server.process.wait(60)
+        # That state, and what was saved at the end.
+        assert state in "".join(uploaded(url, s3_server))
+        assert "Not uploaded" not in server.log()
+    finally:
+        proxy.stop()
