@@ -28,6 +28,7 @@ lint: ## check style and types
 
 bench: ## measure against plain CRIU and print the ratios
 	@.ci/setup test
+	@.ci/setup-system bench
 	@$(BIN)/python -m benchmarks
 
 clean: ## remove what was built, and the environment

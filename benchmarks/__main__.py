@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from benchmarks import overhead, states
+from benchmarks import overhead, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -21,6 +21,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default: 3)")
     parser.add_argument("--no-overhead", action="store_true", help="leave out the running cost")
     parser.add_argument(
+        "--store-size", type=float, default=4, metavar="GIB",
+        help="data for the measurements of the store, in GiB; 0 leaves them out (default: 4)",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path, default=Path("build/benchmarks.json"), help="where the figures go"
     )
     options = parser.parse_args()
@@ -30,6 +34,8 @@ def main() -> None:
     with shared_folder("bench") as folder:
         for size in options.sizes:
             rows += states.measure(folder / f"{size:g}", size, options.rounds)
+        if options.store_size:
+            rows += store.measure(folder / "store", options.store_size, options.rounds)
         if not options.no_overhead:
             rows += overhead.measure(folder / "overhead")
     about = machine()

@@ -8,19 +8,21 @@ import statistics
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 CRIU_CANDIDATES = ("/opt/jupyter-gpu-ckpt/criu/criu", "/usr/local/sbin/criu", "/usr/sbin/criu")
 
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements of one thing, in seconds, and the ratio that is allowed."""
+    """Measurements of one thing, in seconds or bytes, and the ratio that is allowed."""
 
     what: str
     other: str
     ours: list[float]
     theirs: list[float]
     limit: str
+    unit: Literal["s", "MB"] = "s"
 
     @property
     def ratio(self) -> float:
@@ -29,8 +31,8 @@ class Row:
 
     def as_dict(self) -> dict[str, object]:
         return {
-            "what": self.what, "other": self.other, "ours_s": self.ours, "theirs_s": self.theirs,
-            "ratio": self.ratio, "limit": self.limit,
+            "what": self.what, "other": self.other, "ours": self.ours, "theirs": self.theirs,
+            "ratio": self.ratio, "limit": self.limit, "unit": self.unit,
         }  # fmt: skip
 
 
@@ -39,9 +41,11 @@ def table(rows: list[Row]) -> str:
     lines = ["| what | ours | compared with | | ratio | wanted |", "|---|---|---|---|---|---|"]
     for row in rows:
         ours, theirs = statistics.median(row.ours), statistics.median(row.theirs)
+        if row.unit == "MB":
+            ours, theirs = ours / 1e6, theirs / 1e6
         lines.append(
-            f"| {row.what} | {ours:.3f} s | {row.other} | {theirs:.3f} s "
-            f"| {row.ratio:.2f} | {row.limit} |"
+            f"| {row.what} | {ours:.3f} {row.unit} | {row.other} | {theirs:.3f} {row.unit} "
+            f"| {row.ratio:.3f} | {row.limit} |"
         )
     return "\n".join(lines)
 
