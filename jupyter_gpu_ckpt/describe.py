@@ -54,6 +54,7 @@ def state(record: StateRecord, differences: Sequence[Difference] | None = None) 
         modes=modes,
         differences=list(differences or []),
         warnings=meta.warnings,
+        durable=record.durable,
     )
 
 

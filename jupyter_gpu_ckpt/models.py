@@ -58,7 +58,8 @@ class State(msgspec.Struct, frozen=True):
     """One saved state.
 
     ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
-    there is one; both are ``None`` where that was not checked (lists).
+    there is one; both are ``None`` where that was not checked (lists). ``durable`` is False as
+    long as it is on this node's disk only, on its way to a remote store.
     """
 
     id: str
@@ -79,6 +80,7 @@ class State(msgspec.Struct, frozen=True):
     modes: list[RestoreMode] | None = None
     differences: list[Difference] = []
     warnings: list[str] = []
+    durable: bool = True
 
 
 class ContentsSum(msgspec.Struct):

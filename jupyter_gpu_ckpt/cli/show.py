@@ -108,6 +108,8 @@ def state(it: State) -> None:
         ("GPUs", ", ".join(it.node.gpus) or "none"),
         ("Restorable here", here),
     ]
+    if not it.durable:
+        facts.append(("Uploaded", "not yet: it is on this node only"))
     table(None, [list(fact) for fact in facts], "")
     for difference in it.differences:
         word = "Problem" if difference.blocking else "Differs"
