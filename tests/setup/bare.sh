@@ -12,6 +12,8 @@
 #   4. as an ordinary user: `make dev` says what capture needs, and `doctor` the same; then that
 #      is granted, and the check of 3 passes.
 # `tests/setup/bare.sh RELEASE test` does 3 alone, and then `make test`.
+# `tests/setup/bare.sh RELEASE binder` runs `binder/postBuild` as a user in a fresh environment, with
+# the packages of `binder/apt.txt`, and looks whether the sample notebook is what opens.
 #
 # Takes 5 to 10 minutes (`test`: 30 to 60, and gigabytes of PyTorch) and 1 GB below BARE_DIR
 # (`test`: 10), where the base is kept for the next run.
@@ -28,7 +30,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 
-release=${1:?usage: bare.sh bookworm|trixie [test]}
+release=${1:?usage: bare.sh bookworm|trixie [test|binder]}
 what=${2:-dev}
 work=${BARE_DIR:-/var/tmp/jupyter-gpu-ckpt-bare}
 base=$work/base-$release
@@ -130,6 +132,38 @@ bare_user() {
   expect "$log" "without a C compiler"
   as_user '.venv/bin/python -I /usr/local/bin/smoke.py --capture no'
 }
+
+binder() {
+  say "binder/postBuild as an ordinary user"
+  local packages=(ca-certificates python3-venv)
+  [ "$release" = bookworm ] || packages+=(nodejs)
+  as_root "apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+    --no-install-recommends ${packages[*]} \$(cat binder/apt.txt) > /dev/null"
+  as_user 'python3 -m venv ../environment; PATH=~/environment/bin:$PATH binder/postBuild' 2>&1 | tee "$log"
+  expect "$log" "jupyter_gpu_ckpt"
+  say "the server in it"
+  as_user 'PATH=~/environment/bin:$PATH
+    jupyter lab --no-browser --port=8888 --IdentityProvider.token=token > ../lab.log 2>&1 &
+    lab=$!
+    trap "kill $lab" EXIT
+    until python binder_page.py 2> /dev/null; do kill -0 $lab || { cat ../lab.log; exit 1; }; sleep 1; done
+    jupyter gpu-ckpt doctor || true' 2>&1 | tee "$log"
+  expect "$log" "/lab/tree/binder/sample.ipynb"
+  expect "$log" "Kernels cannot be saved on this node."
+}
+if [ "$what" = binder ]; then
+  cat > "$root/home/$user/checkout/binder_page.py" << 'PAGE'
+import sys, urllib.error, urllib.request
+try:
+    print(urllib.request.urlopen("http://127.0.0.1:8888/?token=token").url)
+except urllib.error.URLError as error:
+    sys.exit(str(error))
+PAGE
+  binder
+  say "done"
+  exit 0
+fi
+
 [ "$what" = test ] || bare_user
 
 say "make dev as root"
