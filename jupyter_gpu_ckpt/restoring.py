@@ -227,7 +227,7 @@ class Restore:
             )
             await started(supervisor, keeper.restore_timeout + 10)
         finally:
-            await in_thread(files.clean_up, entries)
+            await in_thread(files.clean_up, image_dir, entries)
         self._check_clock(supervisor)
         return supervisor
 

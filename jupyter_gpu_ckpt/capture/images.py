@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -165,6 +165,24 @@ def prepare_for_restore(images_dir: Path, *, beside: str | None = None) -> None:
         changed |= sockets.move_beside(files, beside)
     changed |= _forget_sizes(files, _mapped_ids(images_dir))
     if changed:
+        write_image(path, files)
+
+
+def rename_files(images_dir: Path, names: Mapping[str, str]) -> None:
+    """Give files other paths, old to new, at which the restore will look for them.
+
+    Raises
+    ------
+    CkptError
+        ``state_damaged`` when an image cannot be read.
+    """
+    path = images_dir / "files.img"
+    files = read_image(path, "file_entry")
+    raw = {os.fsencode(old): os.fsencode(new) for old, new in names.items()}
+    found = [entry.reg for entry in files.messages if entry.type == REG and entry.reg.name in raw]
+    for file in found:
+        file.name = raw[file.name]
+    if found:
         write_image(path, files)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ..errors import CkptError
 from . import procfs
 from .filecopy import copy_sparse, same_content
-from .images import is_below
+from .images import is_below, rename_files
 from .node_local import NodeLocalEntry, copy_path
 from .placing import copy_to_new, free_name, is_trusted, look, move_aside, own
 
@@ -60,6 +63,10 @@ def put_back(
     paths = {entry.path for entry in entries}
     for entry in entries:
         _check(entry, allowed)
+    links = [entry.path for entry in entries if entry.link_remap]
+    if links:
+        rename_files(images_dir, {path: _own_link(images_dir, path) for path in links})
+    for entry in _with_own_links(images_dir, entries):
         try:
             with _parent(entry, warnings) as (folder, name):
                 changed = _PUT[entry.kind](images_dir, entry, folder, name, warnings)
@@ -70,14 +77,32 @@ def put_back(
     return warnings
 
 
-def clean_up(entries: Sequence[NodeLocalEntry]) -> None:
+def clean_up(images_dir: Path, entries: Sequence[NodeLocalEntry]) -> None:
     """Remove the ``link_remap.*`` links that were put back; after a restore, failed or not."""
-    for entry in entries:
+    for entry in _with_own_links(images_dir, entries):
         if not entry.link_remap:
             continue
         _check(entry, None)
         with contextlib.suppress(OSError), _parent(entry, None) as (folder, name):
             os.unlink(name, dir_fd=folder)
+
+
+def _own_link(images_dir: Path, path: str) -> str:
+    """A link's name in this restore alone: kernels that are alike have links of the same names."""
+    place = os.fsencode(os.path.abspath(images_dir))
+    return f"{path}.{hashlib.blake2s(place, digest_size=6).hexdigest()}"
+
+
+def _with_own_links(
+    images_dir: Path, entries: Sequence[NodeLocalEntry]
+) -> Iterator[NodeLocalEntry]:
+    links = {entry.path for entry in entries if entry.link_remap}
+    for entry in entries:
+        if entry.path in links:
+            entry = msgspec.structs.replace(entry, path=_own_link(images_dir, entry.path))
+        if entry.same_as in links:
+            entry = msgspec.structs.replace(entry, same_as=_own_link(images_dir, entry.same_as))
+        yield entry
 
 
 def _check(entry: NodeLocalEntry, allowed: set[str] | None) -> None:

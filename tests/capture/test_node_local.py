@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from jupyter_gpu_ckpt.capture import files
+from jupyter_gpu_ckpt.capture.images_proto import Image, write_image
 from jupyter_gpu_ckpt.errors import CkptError
 
 from .conftest import RunningKernel
@@ -85,7 +86,7 @@ def test_everything_comes_back_on_a_node_that_never_had_it(
 
     assert files.put_back(images_dir, entries, dirs=[str(local)]) == []
     kernel.restore(images_dir)
-    files.clean_up(entries)
+    files.clean_up(images_dir, entries)
     assert kernel.run(_USE_EVERYTHING) == _USED
     # What was restored can be saved and restored again.
     images_dir, entries = kernel.save([str(local)])
@@ -197,6 +198,31 @@ memory.buf[:5] = b"saved"
         semaphore.unlink(missing_ok=True)
 
 
+def test_links_of_restores_at_the_same_moment(kernel: RunningKernel, local: Path) -> None:
+    """States of kernels that are alike, or of one kernel, have links of the same names."""
+    kernel.run(
+        "import os; f = open('first', 'w+b'); os.link('first', 'second'); os.unlink('first')\n"
+        "f.write(b'one'); f.flush()"
+    )
+    one, entries_of_one = kernel.save([str(local)])
+    kernel.run("f.seek(0); f.write(b'two'); f.flush()")
+    two, entries_of_two = kernel.save([str(local)])
+    kernel.kill()
+    (local / "second").unlink()
+    assert files.put_back(one, entries_of_one) == []
+    (local / "second").unlink()
+    assert files.put_back(two, entries_of_two) == []
+    (local / "second").unlink()
+    kernel.restore(one)
+    files.clean_up(one, entries_of_one)
+    assert kernel.run("f.seek(0); print(f.read())") == "b'one'\n"
+    kernel.kill()
+    kernel.restore(two)
+    files.clean_up(two, entries_of_two)
+    assert kernel.run("f.seek(0); print(f.read())") == "b'two'\n"
+    assert not list(local.glob("link_remap.*"))
+
+
 def test_a_file_that_is_called_like_a_link_of_criu_stays(
     kernel: RunningKernel, local: Path
 ) -> None:
@@ -211,7 +237,7 @@ def test_a_file_that_is_called_like_a_link_of_criu_stays(
     kernel.kill()
     assert files.put_back(images_dir, entries) == []
     kernel.restore(images_dir)
-    files.clean_up(entries)
+    files.clean_up(images_dir, entries)
     assert kernel.run("gone.seek(0); mine.seek(0); print(gone.read(), mine.read())").split() == [
         "renamed", "precious",
     ]  # fmt: skip
@@ -424,8 +450,10 @@ def test_clean_up_removes_only_links_of_criu(
         source=None,
         link_remap=True,
     )
+    write_image(images_dir / "files.img", Image(bytes(8), []))
     files.put_back(images_dir, [file, link], dirs=[file.base])
-    assert os.path.samefile(link.path, file.path)
-    files.clean_up([file, link])
+    (made,) = folder.glob("link_remap.*")
+    assert made.samefile(file.path)
+    files.clean_up(images_dir, [file, link])
     assert [path.name for path in folder.iterdir()] == ["b"]
-    files.clean_up([file, link])
+    files.clean_up(images_dir, [file, link])
