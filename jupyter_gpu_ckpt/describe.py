@@ -92,18 +92,14 @@ def kernel(
 def lost_kernel(lost: LostRecord) -> LostKernel:
     """A lost kernel and its newest state."""
     record, newest = lost.record, lost.state
-    if record.lease is not None:
-        seen = datetime.fromtimestamp(record.lease.renewed, timezone.utc)
-        last_seen = seen.isoformat(timespec="seconds").replace("+00:00", "Z")
-    else:
-        last_seen = newest.created  # it was saved, then ended
+    seen = datetime.fromtimestamp(lost.last_seen, timezone.utc)
     return LostKernel(
         kernel_id=record.kernel_id,
         kernel_name=record.kernel_name,
         display_name=record.display_name,
         path=record.path if record.path is not None else newest.meta.path,
         node=record.lease.hostname if record.lease else newest.meta.node.get("hostname", ""),
-        last_seen=last_seen,
+        last_seen=seen.isoformat(timespec="seconds").replace("+00:00", "Z"),
         state=state(newest),
         why=_WHY.get(record.offer or "", "lost"),
     )

@@ -31,11 +31,15 @@ from .tracking import TrackedKernel, Tracker
 
 
 class LostRecord:
-    """A kernel that ended without an orderly shutdown, and its newest state."""
+    """A kernel that ended without its user's wish, and its newest state.
 
-    def __init__(self, record: KernelRecord, state: StateRecord) -> None:
+    ``last_seen``: when its lease was renewed last, in Unix seconds.
+    """
+
+    def __init__(self, record: KernelRecord, state: StateRecord, last_seen: float) -> None:
         self.record = record
         self.state = state
+        self.last_seen = last_seen
 
 
 class Leases:
@@ -105,47 +109,76 @@ class Leases:
 
     async def renew_all(self) -> None:
         """Renew the lease of every kernel that runs here; the keeper's heartbeat."""
-        paths = await self._paths()
-        for kernel in self._tracker:
-            await self._renew(kernel, paths.get(kernel.kernel_id))
+        await self._renew(list(self._tracker))
 
     async def renew(self, kernel: TrackedKernel) -> None:
         """Write one kernel's record, with its notebook's path as it is now.
 
         Never raises: a kernel does not fail because the store does.
         """
-        await self._renew(kernel, (await self._paths()).get(kernel.kernel_id))
+        await self._renew([kernel])
 
-    async def _renew(self, kernel: TrackedKernel, path: str | None) -> None:
+    async def _renew(self, kernels: list[TrackedKernel]) -> None:
+        paths = await self._paths()
         async with self._lock:
-            kernel_id = kernel.kernel_id
-            if self._tracker.get(kernel_id) is not kernel or kernel in self._fenced:
-                return  # it was shut down meanwhile, or is about to be
-            try:
-                old = await in_thread(self._store.kernel, kernel_id)
-            except CkptError as error:
-                # What cannot be read may say that the kernel runs elsewhere by now.
+            # Not those that were shut down meanwhile, or are about to be.
+            kernels = [
+                kernel
+                for kernel in kernels
+                if self._tracker.get(kernel.kernel_id) is kernel and kernel not in self._fenced
+            ]
+            records = [self._record(kernel, paths.get(kernel.kernel_id)) for kernel in kernels]
+            taken_by, error = await in_thread(self._renew_in_store, kernels, records)
+            if error is not None:
                 self._complain(error)
-                if kernel_id in self._held:
-                    return
-                old = None
-            if kernel_id in self._held and (taken_by := self._taken_by(old)) is not None:
+            elif kernels:
+                self._complained = False
+            for kernel, hostname in taken_by:
                 self._fenced.add(kernel)
-                self._on_fenced(kernel, taken_by)
-                return
+                self._on_fenced(kernel, hostname)
+
+    def _record(self, kernel: TrackedKernel, path: str | None) -> KernelRecord:
+        return KernelRecord(
+            kernel_id=kernel.kernel_id,
+            kernel_name=kernel.km.kernel_name,
+            display_name=spec_of(kernel.km)[0],
+            path=path,
+            lease=self.lease(),
+        )
+
+    def _renew_in_store(
+        self, kernels: list[TrackedKernel], records: list[KernelRecord]
+    ) -> tuple[list[tuple[TrackedKernel, str]], CkptError | None]:
+        """Write records; returns the kernels that others run by now, and what went wrong last.
+
+        In one piece in a worker thread: it is what an idle server spends its time with.
+        """
+        taken: list[tuple[TrackedKernel, str]] = []
+        failed: CkptError | None = None
+        for kernel, record in zip(kernels, records, strict=True):
+            held = record.kernel_id in self._held
+            old: KernelRecord | None = None
+            try:
+                old = self._store.kernel(record.kernel_id)
+            except CkptError as error:
+                failed = error
+                if held:  # it may say that the kernel runs elsewhere by now
+                    continue
+            if held and (hostname := self._taken_by(old)) is not None:
+                taken.append((kernel, hostname))
+                continue
             if kernel.autosave is None:
                 kernel.autosave = (old.autosave if old is not None else None) or {}
-            self._held.add(kernel_id)
-            await self._write(
-                KernelRecord(
-                    kernel_id=kernel_id,
-                    kernel_name=kernel.km.kernel_name,
-                    display_name=spec_of(kernel.km)[0],
-                    path=path,
-                    lease=self.lease(),
-                    autosave=kernel.autosave or None,
-                )
-            )
+            record.autosave = kernel.autosave or None
+            self._held.add(record.kernel_id)
+            try:
+                if held and old is not None and _same(old, record):
+                    self._store.renew_kernel(record)
+                else:
+                    self._store.put_kernel(record)
+            except CkptError as error:
+                failed = error
+        return taken, failed
 
     def _taken_by(self, record: KernelRecord | None) -> str | None:
         """Whose a kernel is whose lease this server wrote; ``None``: still this server's."""
@@ -254,7 +287,8 @@ class Leases:
             if self._is_lost(record):
                 states = self._store.states(record.kernel_id)
                 if states:
-                    found.append(LostRecord(record, states[0]))
+                    seen = time.time() - (self._store.kernel_age(record.kernel_id) or 0.0)
+                    found.append(LostRecord(record, states[0], seen))
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
 
     def forget_stateless(self) -> None:
@@ -309,6 +343,14 @@ class Leases:
         # By the store's own clock: those of two nodes may differ.
         age = self._store.kernel_age(kernel_id)
         return age is not None and age > lease.ttl
+
+
+def _same(old: KernelRecord, new: KernelRecord) -> bool:
+    """Whether two records differ at most in when their leases were written."""
+    if old.lease is None or new.lease is None:
+        return False
+    lease = msgspec.structs.replace(old.lease, renewed=new.lease.renewed)
+    return msgspec.structs.replace(old, lease=lease) == new
 
 
 def process_lives(pid: int, start: float) -> bool:

@@ -67,6 +67,24 @@ class KernelStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def renew_kernel(self, record: KernelRecord) -> None:
+        """Make the record of a kernel young again that says the same but for its lease's time.
+
+        Costs a tenth of :meth:`put_kernel`, and never takes the place of another's record.
+
+        Raises
+        ------
+        CkptError
+            As :meth:`put_kernel`.
+        """
+        check_kernel_id(record.kernel_id)
+        path = self._create().kernels / record.kernel_id / "kernel.json"
+        with translated(WRITING):
+            try:
+                os.utime(path)
+            except FileNotFoundError:
+                self.put_kernel(record)
+
     def kernel(self, kernel_id: str) -> KernelRecord | None:
         """Look up a kernel's record; ``None`` if there is none.
 

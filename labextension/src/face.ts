@@ -89,10 +89,13 @@ export function faceOf(
       state: 'saved',
       icon: savedIcon,
       label: trans.__('Saved %1', formatAge(created, trans, 'narrow')),
-      title: trans.__(
-        'Save kernel state (saved %1)',
-        formatAge(created, trans)
-      ),
+      title:
+        kernel.last_state.reason === 'user'
+          ? trans.__('Save kernel state (saved %1)', formatAge(created, trans))
+          : trans.__(
+              'Save kernel state (saved automatically %1)',
+              formatAge(created, trans)
+            ),
       announcement: trans.__('Kernel state saved')
     };
   }

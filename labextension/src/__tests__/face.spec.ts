@@ -43,6 +43,10 @@ describe('faceOf', () => {
     expect(shown.state).toBe('saved');
     expect(shown.label).toBe('Saved 5 min. ago');
     expect(shown.title).toBe('Save kernel state (saved 5 minutes ago)');
+    const automatic = aState({ created, reason: 'idle' });
+    expect(face({ kernel: aKernel({ last_state: automatic }) }).title).toBe(
+      'Save kernel state (saved automatically 5 minutes ago)'
+    );
   });
 
   it('says why a kernel cannot be saved, and what helps', () => {
