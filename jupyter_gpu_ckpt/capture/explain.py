@@ -45,10 +45,11 @@ _SAVE: Final = (
         "Restart the kernel without using the GPU.",
     ),
     _rule(
-        r"(link_remap\.\d+).*File exists",
-        "A left-over of an earlier save is in the way: {1}.",
-        "Save again; if that fails too, remove the link_remap files of your own in /dev/shm and "
-        "/tmp.",
+        r"Can't link remap to (\S+): File exists",
+        "A link of another save, which goes on at this moment or was interrupted, is in the way of "
+        "{1}.",
+        "Save again in a moment; if that fails too, remove the link_remap files of your own in "
+        "/dev/shm and /tmp.",
     ),
     _rule(
         r"link_remap|Can't link remap",
