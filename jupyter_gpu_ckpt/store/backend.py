@@ -166,11 +166,10 @@ def cancelled() -> CkptError:
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """What changes with an object's content, from a listing's entry."""
-    for key in ("generation", "ETag", "etag", "md5Hash", "created", "mtime"):
-        if info.get(key):
-            return f"{info.get('size')}-{info[key]}".replace('"', "")
-    return f"{info.get('size')}-{modified_of(info)}"
+    """What changes when an object is written, from a listing's entry."""
+    keys = ("generation", "ETag", "etag", "md5Hash", "created", "mtime")
+    tag = next((info[key] for key in keys if info.get(key)), "")
+    return f"{info.get('size')}-{tag}-{modified_of(info)}".replace('"', "")
 
 
 def modified_of(info: Mapping[str, Any]) -> float:

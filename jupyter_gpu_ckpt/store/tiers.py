@@ -101,7 +101,8 @@ class TieredStore(StateStore):
         self._remote = RemoteOwner(Objects(f"{url.rstrip('/')}/{name}", options, timeout=timeout))
         self._tier = LocalTier(self.root / name)
         self._limit = limit
-        self._records = Records(self._remote, self._said)
+        # One try a time: before another one it is looked whether it would still be right.
+        self._records = Records(self._remote.hasty(attempts=1), self._said)
         self._mirror = Mirror(self._remote, self._tier, self._records.unsent)
         self._uploader = Uploader(
             super()._open,

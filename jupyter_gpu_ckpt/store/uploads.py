@@ -281,6 +281,7 @@ class Records:
         self._waiting: dict[str, bytes | None] = {}
         self._bases: dict[str, str | None] = {}
         self._late: set[str] = set()
+        self._sent: dict[str, bytes] = {}
         self._sending: str | None = None
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -323,6 +324,13 @@ class Records:
             self._waiting.clear()
             self._lock.notify_all()
 
+    def _is_anothers(self, name: str, base: str | None) -> bool:
+        """Whether an object was written from elsewhere since we knew it last."""
+        there = self._remote.maybe(name)
+        if there is None or there == self._sent.get(name):
+            return False
+        return base is None or self._remote.version(name) != base
+
     def _run(self) -> None:
         pause = _FIRST_PAUSE
         while True:
@@ -336,12 +344,13 @@ class Records:
                 late, base = name in self._late, self._bases.get(name)
             error: CkptError | None = None
             try:
-                if late and base is not None and self._remote.version(name) != base:
+                if late and self._is_anothers(name, base):
                     pass  # another node's word counts
                 elif data is None:
                     self._remote.objects.delete(name)
                 else:
                     self._remote.objects.put(name, data, check=False)
+                    self._sent[name] = data
             except CkptError as failure:
                 error = failure
             with self._lock:

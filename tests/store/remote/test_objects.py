@@ -96,7 +96,7 @@ def test_a_length_that_stays_wrong_is_damage(
         objects.fetch("pack", tmp_path / "pack")
     assert not list(tmp_path.iterdir())
     proxy.fault("lost put", "PUT", "pack2", times=99)
-    with pytest.raises(Damaged, match="arrived"):
+    with pytest.raises(CkptError, match="arrived"):
         objects.put("pack2", bytes(MIB))
 
 

@@ -261,6 +261,22 @@ def test_downloads_that_fail_are_tried_again(
     assert not list((b.root / "ada" / "tier" / "incoming").iterdir())
 
 
+@pytest.mark.parametrize("harm", ["altered", "cut off"])
+def test_a_pack_that_is_damaged_here_is_fetched_again(
+    node: Node, big: Path, tmp_path: Path, harm: str
+) -> None:
+    store = node()
+    record = save(store, big)
+    wait_durable(store, record.id)
+    for pack in pack_files(tmp_path / "a"):
+        data = bytearray(pack.read_bytes())
+        data[100:116] = bytes(16)
+        data[-200:-184] = bytes(16)
+        pack.write_bytes(data if harm == "altered" else data[:1000])
+    assert content(store, record.id, tmp_path / "back") == snapshot(big)
+    assert store.verify(record.id).lost == []
+
+
 def test_a_pack_that_is_gone_is_damage(node: Node, big: Path, tmp_path: Path) -> None:
     a = node("a")
     saved = save(a, big)
@@ -285,6 +301,10 @@ def test_leases_are_seen_elsewhere_and_hold_nothing_up(node: Node, proxy: Proxy)
     a._records.flush(10)
     (seen,) = b.kernels()
     assert seen == record(1.0)
+    time.sleep(2.1)
+    a.renew_kernel(record(1.0))
+    a._records.flush(10)
+    assert (b.kernel_age(KERNEL) or 0) < 2.0
     proxy.down()
     began = time.monotonic()
     for renewed in range(2, 12):
