@@ -23,7 +23,7 @@ from .models import (
     State,
 )
 from .recovery import LostRecord
-from .store import StateRecord
+from .store import DamagedState, StateRecord
 
 _WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
     "shutdown": "shutdown",
@@ -31,8 +31,16 @@ _WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
 }
 
 
-def state(record: StateRecord, differences: Sequence[Difference] | None = None) -> State:
-    """A state; ``differences`` is what a restore here would meet, ``None`` where not checked."""
+def state(
+    record: StateRecord,
+    differences: Sequence[Difference] | None = None,
+    *,
+    cost: int | None = None,
+) -> State:
+    """A state; ``differences`` is what a restore here would meet, ``None`` where not checked.
+
+    ``cost`` is what deleting it would free, in bytes.
+    """
     meta = record.meta
     modes = None if differences is None else _modes(differences)
     return State(
@@ -54,7 +62,36 @@ def state(record: StateRecord, differences: Sequence[Difference] | None = None) 
         modes=modes,
         differences=list(differences or []),
         warnings=meta.warnings,
+        parent=record.parent,
+        cost=cost,
+        pinned=record.pinned,
         durable=record.durable,
+        encrypted=record.key_id is not None,
+        verified=record.verified,
+        damage=record.damage,
+    )
+
+
+def unreadable(bad: DamagedState) -> State:
+    """A state of which nothing can be read but its name."""
+    return State(
+        id=bad.state_id,
+        kernel_id=bad.kernel_id,
+        kernel_name="",
+        display_name="",
+        path=None,
+        created=bad.created,
+        reason="",
+        label=None,
+        node=_node({}),
+        size=0,
+        stored_size=0,
+        frozen_seconds=0.0,
+        execution_count=None,
+        execution_state="",
+        restorable=False,
+        modes=[],
+        damage=bad.message,
     )
 
 

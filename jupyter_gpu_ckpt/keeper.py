@@ -29,6 +29,7 @@ from .recovery import Leases
 from .restarter import DeathRestorer
 from .restoring import Restore
 from .roster import Roster
+from .saved import SavedStates
 from .saving import Save
 from .sessions import Sessions
 from .settings import GpuCkpt
@@ -95,6 +96,7 @@ class Keeper(GpuCkpt):
             log=self.log,
         )
         self.lost = LostKernels(self)
+        self.saved = SavedStates(self)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = threading.Event()
         self.tidying = Tidying(self, self._stopping)
@@ -162,6 +164,10 @@ class Keeper(GpuCkpt):
     def running(self, kernel_id: str) -> Run | None:
         """The operation that runs on this kernel now, if any."""
         return self._operations.running(kernel_id)
+
+    def verifying(self, state_id: str) -> Run | None:
+        """The check of this state that runs now, if any."""
+        return self._operations.verifying(state_id)
 
     def begin(
         self,
@@ -267,13 +273,6 @@ class Keeper(GpuCkpt):
 
     # -- states --------------------------------------------------------------------------
 
-    async def states(
-        self, kernel_id: str | None = None, path: str | None = None
-    ) -> list[models.State]:
-        """States, newest first; ``restorable`` is not checked."""
-        records = await in_thread(self.store.states, kernel_id, path)
-        return [describe.state(record) for record in records]
-
     async def state(self, state_id: str) -> models.State:
         """One state with ``modes``, ``restorable`` and ``differences``; ``unknown_state``."""
         record = await in_thread(self.store.state, state_id)
@@ -288,6 +287,8 @@ class Keeper(GpuCkpt):
                 others = [difference for difference in found if difference.mode != "rollback"]
                 first = models.Difference("kernel", why.message, blocking=True, mode="rollback")
                 found = [first, *others]
+        if record.damage is not None:
+            found.insert(0, models.Difference("damage", record.damage, blocking=True))
         return describe.state(record, found)
 
     async def _why_no_rollback(self, kernel_id: str) -> CkptError | None:
@@ -312,7 +313,7 @@ class Keeper(GpuCkpt):
                 raise
         for operation in self.operations():
             if operation.status == "running" and operation.state_id == state_id:
-                raise CkptError("busy", "This state is being restored.", hint="Try again later.")
+                raise CkptError("busy", "This state is being read.", hint="Try again later.")
         await in_thread(self.store.delete, state_id)
         if record is None:
             return
@@ -357,7 +358,9 @@ class Keeper(GpuCkpt):
                 f"The folder for saved states cannot be written: {folder}.",
                 hint="Check its permissions, or set GpuCkpt.store_url.",
             )
-        damaged = [describe.damaged_state(*found) for found in self.store.damaged()]
+        damaged = [
+            describe.damaged_state(bad.state_id, bad.message) for bad in self.store.damaged()
+        ]
         return [describe.store_warning(warning) for warning in self.store.warnings()] + damaged
 
     # -- what provisioners report --------------------------------------------------------

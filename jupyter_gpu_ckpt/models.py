@@ -6,17 +6,37 @@ durations are seconds, progress runs from 0 to 1.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
-OperationKind = Literal["save", "restore"]
+OperationKind = Literal["save", "restore", "verify"]
 RestoreMode = Literal["rollback", "new"]
 ContentsKind = Literal["anon", "python", "libraries", "shared", "gpu", "files", "other"]
 Phase = Literal[
-    "waiting", "checking", "dumping", "storing", "reading", "restoring", "connecting", "finished"
+    "waiting",
+    "checking",
+    "dumping",
+    "storing",
+    "reading",
+    "restoring",
+    "connecting",
+    "verifying",
+    "finished",
 ]
+
+
+#: The kinds in a reader's words.
+CONTENTS_WORDS: Final[dict[ContentsKind, str]] = {
+    "anon": "anonymous memory",
+    "python": "Python heap",
+    "libraries": "shared libraries",
+    "shared": "shared memory",
+    "gpu": "GPU memory",
+    "files": "files",
+    "other": "other",
+}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -57,9 +77,13 @@ class Node(msgspec.Struct, frozen=True):
 class State(msgspec.Struct, frozen=True):
     """One saved state.
 
+    ``size`` is what it holds, ``stored_size`` what it added to the store when it was saved, and
+    ``cost`` what deleting it now would free: pages that later states share stay. ``durable`` is
+    false while it is on this node's disk only. ``verified`` is when a check last found it whole,
+    ``damage`` what is wrong with it, if that is known.
+
     ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
-    there is one; both are ``None`` where that was not checked (lists). ``durable`` is False as
-    long as it is on this node's disk only, on its way to a remote store.
+    there is one; both are ``None`` where that was not checked (lists).
     """
 
     id: str
@@ -80,7 +104,13 @@ class State(msgspec.Struct, frozen=True):
     modes: list[RestoreMode] | None = None
     differences: list[Difference] = []
     warnings: list[str] = []
+    parent: str | None = None
+    cost: int | None = None
+    pinned: bool = False
     durable: bool = True
+    encrypted: bool = False
+    verified: str | None = None
+    damage: str | None = None
 
 
 class ContentsSum(msgspec.Struct):
@@ -121,6 +151,41 @@ class Contents(msgspec.Struct):
     left_out: int = 0
 
 
+class LostPart(msgspec.Struct):
+    """A range of a file, in bytes."""
+
+    offset: int
+    length: int
+
+
+class LostFile(msgspec.Struct):
+    """A file of a state that cannot be read back whole.
+
+    More than 16 ranges are not listed: ``size`` is the sum of all.
+    """
+
+    path: str
+    size: int
+    ranges: list[LostPart]
+    why: str
+
+
+class Verification(msgspec.Struct):
+    """What a check of a state found.
+
+    ``size`` are the bytes that were checked. Of a damaged state ``files`` says what is lost in the
+    store's terms, ``items`` what that was in the kernel (``size`` is what is lost of each), and
+    ``older`` is the newest older state of the kernel that is whole, if there is one.
+    """
+
+    intact: bool
+    size: int
+    lost: int = 0
+    files: list[LostFile] = []
+    items: list[ContentsItem] = []
+    older: str | None = None
+
+
 class OperationResult(msgspec.Struct, frozen=True):
     """What a finished operation achieved."""
 
@@ -130,6 +195,7 @@ class OperationResult(msgspec.Struct, frozen=True):
     size: int
     frozen_seconds: float | None = None
     warnings: list[str] = []
+    verification: Verification | None = None
 
 
 class Operation(msgspec.Struct):

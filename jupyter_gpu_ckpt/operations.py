@@ -35,6 +35,10 @@ _WORKERS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gpu-ckp
 _FINAL: Final = frozenset({"done", "failed", "cancelled"})
 
 
+def _goes_on(model: Operation) -> bool:
+    return model.status not in _FINAL
+
+
 def now() -> str:
     """The time as models and states say it: ISO 8601, UTC, whole milliseconds."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -173,9 +177,18 @@ class Operations:
             ) from None
 
     def running(self, kernel_id: str) -> Run | None:
-        """The operation that runs on this kernel now, if any."""
+        """The operation that runs on this kernel now, if any; checks of its states do not count."""
         for run in self._runs.values():
-            if run.model.kernel_id == kernel_id and run.model.status not in _FINAL:
+            model = run.model
+            if model.kernel_id == kernel_id and model.kind != "verify" and _goes_on(model):
+                return run
+        return None
+
+    def verifying(self, state_id: str) -> Run | None:
+        """The check of this state that runs now, if any."""
+        for run in self._runs.values():
+            model = run.model
+            if model.state_id == state_id and model.kind == "verify" and _goes_on(model):
                 return run
         return None
 
@@ -203,9 +216,11 @@ class Operations:
         """Start ``work`` as an operation and return at once.
 
         ``work`` returns the result or raises CkptError; anything else it raises is
-        logged and shown as ``internal``. Raises CkptError ``busy``.
+        logged and shown as ``internal``. Raises CkptError ``busy``; a check of a state
+        (``verify``) waits for nothing.
         """
-        self.check_free(kernel_id)
+        if kind != "verify":
+            self.check_free(kernel_id)
         model = Operation(
             id=uuid.uuid4().hex,
             kind=kind,

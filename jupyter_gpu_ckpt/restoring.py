@@ -160,11 +160,16 @@ class Restore:
         keeper.ability.native()
         async with keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
-            await in_thread(
-                lambda: keeper.store.materialise(
-                    record.id, image_dir, progress=run.span(0.02, 0.6), cancel=run.cancel_flag
+            try:
+                await in_thread(
+                    lambda: keeper.store.materialise(
+                        record.id, image_dir, progress=run.span(0.02, 0.6), cancel=run.cancel_flag
+                    )
                 )
-            )
+            except CkptError as error:
+                if error.reason != "state_damaged":
+                    raise
+                raise await keeper.saved.found_damaged(record, error) from error
             run.phase("checking", 0.6)
             await self._check(image_dir, ending_pid)
             yield image_dir

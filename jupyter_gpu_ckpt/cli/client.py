@@ -87,6 +87,10 @@ class Server:
         """POST to a resource; returns the answer as `kind`; raises `CliError`."""
         return self._decode(kind, self._request("POST", parts, {}, body or {}, timeout))
 
+    def patch(self, kind: type[T], *parts: str, body: Any) -> T:
+        """PATCH a resource; returns the answer as `kind`; raises `CliError`."""
+        return self._decode(kind, self._request("PATCH", parts, {}, body))
+
     def delete(self, *parts: str) -> None:
         """DELETE a resource; raises `CliError`."""
         self._request("DELETE", parts, {}, None, LONG_TIMEOUT)

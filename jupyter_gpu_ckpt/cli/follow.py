@@ -30,6 +30,7 @@ _WORDS: Final = {
     "reading": "Reading the state",
     "restoring": "Restoring the kernel",
     "connecting": "Connecting",
+    "verifying": "Reading the state",
     "finished": "Finished",
 }
 

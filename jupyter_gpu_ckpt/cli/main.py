@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import click
-import msgspec
 
 from .. import __version__
-from ..models import Doctor, Kernel, LostKernel, Operation, State
-from . import follow, show
-from .client import LONG_TIMEOUT
+from ..models import Doctor, Kernel, LostKernel, Operation
+from . import follow, show, states
 from .errors import CliError
-from .select import Target, api_path
+from .options import report, server_options, wait_options
+from .select import Target
 
 PROGRAM: Final = "jupyter gpu-ckpt"
-
-
-class GcAnswer(msgspec.Struct, frozen=True):
-    """The answer to ``POST /gc``."""
-
-    packs: int
-    bytes: int
-    dry_run: bool
-
-
-def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--url``, ``--token`` and ``--json``; it gets a `Target` and a flag."""
-
-    @click.option("--url", metavar="URL", help="The server; default: the one that runs here.")
-    @click.option(
-        "--token",
-        metavar="TOKEN",
-        envvar="JUPYTER_TOKEN",
-        help="The server's token; better put into JUPYTER_TOKEN, where 'ps' does not show it.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    @functools.wraps(command)
-    def with_target(url: str | None, token: str | None, as_json: bool, **options: Any) -> None:
-        command(Target(url, token), as_json, **options)
-
-    return with_target
-
-
-def wait_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that starts an operation ``--no-wait`` and ``--timeout``."""
-    command = click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        default=3600.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to wait for the end; the operation goes on after that.",
-    )(command)
-    return click.option(
-        "--no-wait", is_flag=True, help="Return as soon as the operation has begun."
-    )(command)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -133,105 +90,7 @@ def save(
     def start() -> Operation:
         return server.post(Operation, "kernels", found.id, "save", body=body)
 
-    _report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
-
-
-@cli.command()
-@click.option("--kernel", metavar="KERNEL", help="Only states of this kernel (its id).")
-@click.option("--path", metavar="PATH", help="Only states of this notebook.")
-@server_options
-def states(target: Target, as_json: bool, kernel: str | None, path: str | None) -> None:
-    """List saved states, newest first."""
-    server = target.one()
-    found = server.get(list[State], "states")
-    if path is not None:
-        found = [s for s in found if s.path == api_path(path, server.root_dir)]
-    if kernel is not None:
-        exact = [s for s in found if s.kernel_id == kernel]
-        found = exact or [s for s in found if s.kernel_id.startswith(kernel)]
-    if as_json:
-        show.as_json(found)
-    else:
-        show.states(found)
-
-
-@cli.command()
-@click.argument("state")
-@server_options
-def inspect(target: Target, as_json: bool, state: str) -> None:
-    """Show what STATE is, and whether it can be restored here."""
-    server, state_id = target.state(state)
-    found = server.get(State, "states", state_id)
-    if as_json:
-        show.as_json(found)
-    else:
-        show.state(found)
-
-
-@cli.command()
-@click.argument("state")
-@click.option("--new", is_flag=True, help="Open it as a new kernel instead of rolling back.")
-@click.option("--path", metavar="PATH", help="Notebook path of the new kernel's session.")
-@wait_options
-@server_options
-def restore(
-    target: Target,
-    as_json: bool,
-    state: str,
-    new: bool,
-    path: str | None,
-    no_wait: bool,
-    timeout: float,
-) -> None:
-    """Restore STATE: roll its kernel back to it, or open it as a new kernel."""
-    if path is not None and not new:
-        raise click.UsageError("--path goes with --new: a roll-back keeps the kernel's notebook.")
-    server, state_id = target.state(state)
-    body = {"mode": "new" if new else "rollback"}
-    if path is not None:
-        body["path"] = api_path(path, server.root_dir)
-
-    def start() -> Operation:
-        return server.post(Operation, "states", state_id, "restore", body=body)
-
-    _report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
-
-
-@cli.command()
-@click.argument("states", nargs=-1, required=True, metavar="STATE...")
-@server_options
-def rm(target: Target, as_json: bool, states: tuple[str, ...]) -> None:
-    """Delete states for good."""
-    # All of them are looked up first: a mistyped one stops the command before it deletes.
-    chosen = [target.state(state) for state in states]
-    for server, state_id in chosen:
-        try:
-            server.get(State, "states", state_id)
-        except CliError as error:
-            if error.reason != "state_damaged":
-                raise
-    deleted = []
-    for server, state_id in chosen:
-        server.delete("states", state_id)
-        deleted.append(state_id)
-        if not as_json:
-            click.echo(f"Deleted {show.clean(state_id)}.")
-    if as_json:
-        show.as_json({"deleted": deleted})
-
-
-@cli.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@server_options
-def gc(target: Target, as_json: bool, dry_run: bool) -> None:
-    """Remove data from the store that no state needs any more."""
-    server = target.one()
-    found = server.post(GcAnswer, "gc", body={"dry_run": dry_run}, timeout=LONG_TIMEOUT)
-    if as_json:
-        show.as_json(found)
-        return
-    word = "Would remove" if dry_run else "Removed"
-    click.echo(f"{word} {show.size(found.bytes)} in {found.packs} packs.")
+    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
 
 
 @cli.command()
@@ -256,7 +115,7 @@ def lost(
         def start() -> Operation:
             return server.post(Operation, "lost", found.kernel_id, "restore")
 
-        _report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+        report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
     elif dismiss is not None:
         server, found = target.lost(dismiss)
         server.dismiss(found.kernel_id)
@@ -272,11 +131,8 @@ def lost(
             show.lost(every)
 
 
-def _report(operation: Operation, as_json: bool) -> None:
-    if as_json:
-        show.as_json(operation)
-    else:
-        show.operation(operation)
+for command in states.commands:
+    cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -13,9 +13,21 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from ..models import Doctor, Kernel, LostKernel, Operation, State
+from ..models import (
+    CONTENTS_WORDS,
+    Contents,
+    ContentsItem,
+    Doctor,
+    Kernel,
+    LostKernel,
+    Operation,
+    OperationResult,
+    State,
+)
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+#: So many of what is in a state are shown.
+_ITEMS = 20
 #: Width of the page when nobody looks at it: no line is cut or folded in a pipe.
 _PIPE_WIDTH = 100_000
 
@@ -59,12 +71,26 @@ def states(found: Sequence[State]) -> None:
             age(s.created),
             s.label or s.reason,
             size(s.size),
+            None if s.cost is None else size(s.cost),
+            ", ".join(_marks(s)) or None,
             s.node.hostname,
         ]
         for s in found
     ]
-    head = ["State", "Notebook", "Kernel", "Saved", "Why", "Size", "Node"]
+    head = ["State", "Notebook", "Kernel", "Saved", "Why", "Size", "Frees", "Marks", "Node"]
     table(head, rows, "There is no saved state.")
+    warnings(f"State {s.id} is damaged: {s.damage}" for s in found if s.damage is not None)
+
+
+def _marks(it: State) -> list[str]:
+    """What is special about a state, in words."""
+    found = {
+        "unreadable" if not it.kernel_name else "damaged": it.damage is not None,
+        "pinned": it.pinned,
+        "local only": not it.durable,
+        "encrypted": it.encrypted,
+    }
+    return [word for word, is_so in found.items() if is_so]
 
 
 def lost(found: Sequence[LostKernel]) -> None:
@@ -97,7 +123,9 @@ def state(it: State) -> None:
         ("Saved", f"{it.created} ({age(it.created)})"),
         ("Why", it.reason),
         ("Label", it.label),
-        ("Size", f"{size(it.size)}, {size(it.stored_size)} in the store"),
+        ("Size", f"{size(it.size)}, of which {size(it.stored_size)} were stored for it"),
+        ("Marks", ", ".join(_marks(it)) or None),
+        ("Checked", "never" if it.verified is None else f"whole, {age(it.verified)}"),
         ("Kernel stood still", f"{it.frozen_seconds:.2f} s"),
         ("Was doing", it.execution_state),
         ("Execution count", it.execution_count),
@@ -111,6 +139,8 @@ def state(it: State) -> None:
     if not it.durable:
         facts.append(("Uploaded", "not yet: it is on this node only"))
     table(None, [list(fact) for fact in facts], "")
+    if it.damage is not None:
+        click.echo(f"Problem: {clean(it.damage)}")
     for difference in it.differences:
         word = "Problem" if difference.blocking else "Differs"
         click.echo(f"{word}: {clean(difference.message)}")
@@ -118,6 +148,45 @@ def state(it: State) -> None:
             click.echo(f"  saved: {clean(difference.saved or '-')}")
             click.echo(f"  here:  {clean(difference.here or '-')}")
     warnings(it.warnings)
+
+
+def contents(found: Contents) -> None:
+    """Print what is in a state: by kind, then the largest items."""
+    head = ["In it", "Size", "New"]
+    rows = [[CONTENTS_WORDS[k.kind], size(k.size), size(k.new)] for k in found.kinds if k.size]
+    table(head, [*rows, ["all", size(found.size), size(found.new)]], "")
+    compared = f"state {clean(found.parent)}" if found.parent else "no earlier state"
+    click.echo(f"(New: stored for it, compared with {compared}.)\n")
+    head = ["Largest", "Kind", "Process", "Address", "Size", "New"]
+    shown = found.items[:_ITEMS]
+    table(head, [_item(item, size(item.new)) for item in shown], "")
+    left = found.left_out + len(found.items) - len(shown)
+    if left:
+        click.echo(f"... and {left} more, the first of them with --json")
+
+
+def _item(it: ContentsItem, *more: str) -> list[Any]:
+    return [it.name, CONTENTS_WORDS[it.kind], it.pid, it.start, size(it.size), *more]
+
+
+def verification(result: OperationResult) -> None:
+    """Print what a check of a state found."""
+    found, state_id = result.verification, clean(result.state_id)
+    if found is None or found.intact:
+        click.echo(f"State {state_id} is whole: {size(result.size)} in {result.seconds:.1f} s.")
+        return
+    click.echo(f"State {state_id} is damaged: {size(found.lost)} of {size(result.size)} are lost.")
+    head = ["Lost of", "Kind", "Process", "Address", "Size"]
+    table(head, [_item(item) for item in found.items], "")
+    head = ["In the file", "Lost", "First at", "Why"]
+    rows = [
+        [f.path, size(f.size), f.ranges[0].offset if f.ranges else None, f.why] for f in found.files
+    ]
+    table(head, rows, "")
+    if found.older is None:
+        click.echo("There is no older state of this kernel that is whole.")
+    else:
+        click.echo(f"The newest older state that is whole: {clean(found.older)}")
 
 
 def doctor(found: Doctor) -> None:
@@ -137,7 +206,8 @@ def operation(it: Operation) -> None:
     """Print how an operation ended, or that it has begun."""
     what = clean(it.path or f"kernel {it.kernel_id}")
     if it.result is None:
-        click.echo(f"The {it.kind} of {what} has begun, as operation {it.id}.")
+        word = "check" if it.kind == "verify" else it.kind
+        click.echo(f"The {word} of {what} has begun, as operation {it.id}.")
         return
     result = it.result
     amount = f"{size(result.size)} in {result.seconds:.1f} s"

@@ -30,6 +30,10 @@ _KINDS: Final = {"kernel": "unknown_kernel", "state": "unknown_state", "op": "un
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
+class EmptyBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A body that carries nothing."""
+
+
 class GpuCkptHandler(ExtensionHandlerMixin, APIHandler):
     """Base class of the handlers.
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from jupyter_server.auth import authorized
 from tornado import web
 
-from .base import API, GpuCkptHandler
-
-
-class EmptyBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A body that carries nothing."""
+from .base import API, EmptyBody, GpuCkptHandler
 
 
 class LostHandler(GpuCkptHandler):

@@ -10,7 +10,7 @@ from tornado import web
 
 from ..errors import CkptError
 from ..models import RestoreMode
-from .base import API, GpuCkptHandler
+from .base import API, EmptyBody, GpuCkptHandler
 
 
 class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -19,6 +19,13 @@ class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     mode: RestoreMode = "rollback"
     path: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     take_over: bool = False
+
+
+class MarkBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What ``PATCH /states/{id}`` takes; what is not given stays as it is."""
+
+    pinned: bool | msgspec.UnsetType = msgspec.UNSET
+    label: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class StatesHandler(GpuCkptHandler):
@@ -32,7 +39,7 @@ class StatesHandler(GpuCkptHandler):
         if kernel_id is not None:
             kernel_id = self.checked_id("kernel", kernel_id)
         path = _api_path(self.get_query_argument("path", None))
-        self.answer(await self.keeper.states(kernel_id, path))
+        self.answer(await self.keeper.saved.all(kernel_id, path))
 
 
 class StateHandler(GpuCkptHandler):
@@ -46,10 +53,40 @@ class StateHandler(GpuCkptHandler):
 
     @web.authenticated
     @authorized
+    async def patch(self, state_id: str) -> None:
+        """Pin a state, or change its label."""
+        state_id = self.checked_id("state", state_id)
+        body = self.body(MarkBody)
+        self.answer(await self.keeper.saved.mark(state_id, pinned=body.pinned, label=body.label))
+
+    @web.authenticated
+    @authorized
     async def delete(self, state_id: str) -> None:
         """Delete one state for good."""
         await self.keeper.delete_state(self.checked_id("state", state_id))
         self.no_content()
+
+
+class ContentsHandler(GpuCkptHandler):
+    """``/states/{state_id}/contents``"""
+
+    @web.authenticated
+    @authorized
+    async def get(self, state_id: str) -> None:
+        """Say what is inside a state."""
+        self.answer(await self.keeper.saved.contents(self.checked_id("state", state_id)))
+
+
+class VerifyHandler(GpuCkptHandler):
+    """``/states/{state_id}/verify``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, state_id: str) -> None:
+        """Start to check whether all of a state can be read back."""
+        state_id = self.checked_id("state", state_id)
+        self.body(EmptyBody)
+        self.accepted(await self.keeper.saved.verify(state_id))
 
 
 class RestoreHandler(GpuCkptHandler):
@@ -83,5 +120,7 @@ def _api_path(path: str | None) -> str | None:
 routes: list[tuple[str, Any]] = [
     (rf"{API}/states/?", StatesHandler),
     (rf"{API}/states/(?P<state_id>[^/]+)", StateHandler),
+    (rf"{API}/states/(?P<state_id>[^/]+)/contents", ContentsHandler),
+    (rf"{API}/states/(?P<state_id>[^/]+)/verify", VerifyHandler),
     (rf"{API}/states/(?P<state_id>[^/]+)/restore", RestoreHandler),
 ]

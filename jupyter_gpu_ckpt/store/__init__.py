@@ -2,12 +2,13 @@
 
 from .layout import make_private_dir
 from .reader import StateReader
-from .records import GcResult, KernelRecord, Lease, LostRange, StateMeta, StateRecord
+from .records import DamagedState, GcResult, KernelRecord, Lease, LostRange, StateMeta, StateRecord
 from .state_store import StateStore
 from .tree import Layout
 from .writer import StateWriter
 
 __all__ = [
+    "DamagedState",
     "GcResult",
     "KernelRecord",
     "Layout",

@@ -17,7 +17,7 @@ from .local_files import delete_state
 from .manifest import Body, decode_manifest
 from .marks import changed, encode_marks, put_marks, read_marks
 from .owner import OwnerStore, manifests_of
-from .records import StateRecord
+from .records import DamagedState, StateRecord
 
 
 class Catalog(KernelStore):
@@ -51,13 +51,17 @@ class Catalog(KernelStore):
         ]
         return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
 
-    def damaged(self) -> list[tuple[str, str]]:
-        """List states that cannot be read: (state id, why), newest first."""
+    def damaged(self) -> list[DamagedState]:
+        """List states that cannot be read, newest first."""
         owner = self._open()
         if owner is None:
             return []
-        found = self._bodies(owner)
-        bad = [(state, body.message) for state, body in found if not isinstance(body, Body)]
+        kernels = {path.stem: path.parent.parent.name for path in owner.manifests()}
+        bad = [
+            DamagedState(state_id, kernels[state_id], body.message)
+            for state_id, body in self._bodies(owner)
+            if isinstance(body, CkptError) and state_id in kernels
+        ]
         return sorted(bad, reverse=True)
 
     def state(self, state_id: str) -> StateRecord:

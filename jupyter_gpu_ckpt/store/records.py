@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -102,6 +103,20 @@ class GcResult(NamedTuple):
 
     packs: int
     bytes: int
+
+
+class DamagedState(NamedTuple):
+    """A state of which not even the manifest can be read, and why."""
+
+    state_id: str
+    kernel_id: str
+    message: str
+
+    @property
+    def created(self) -> str:
+        """When it was begun to be saved, which its id says: ISO 8601, UTC."""
+        when = datetime.strptime(self.state_id.partition("-")[0], "%Y%m%dT%H%M%SZ")
+        return when.isoformat(timespec="milliseconds") + "Z"
 
 
 class LostRange(NamedTuple):

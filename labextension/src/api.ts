@@ -6,7 +6,7 @@ import { requestAPI } from './request';
 export type OperationStatus =
   'pending' | 'running' | 'done' | 'failed' | 'cancelled';
 
-export type OperationKind = 'save' | 'restore';
+export type OperationKind = 'save' | 'restore' | 'verify';
 
 /** What to do with a state: replace its kernel, or start a second one. */
 export type RestoreMode = 'rollback' | 'new';
@@ -54,6 +54,40 @@ export interface IState {
   modes: RestoreMode[] | null;
   differences: IDifference[];
   warnings: string[];
+  /** The state that it was compared with when it was saved. */
+  parent: string | null;
+  /** Bytes that deleting it would free; `null` where not asked. */
+  cost: number | null;
+  /** Removed by nothing but the user. */
+  pinned: boolean;
+  /** `false` while it is on this node's disk only. */
+  durable: boolean;
+  encrypted: boolean;
+  /** When a check last found it whole. */
+  verified: string | null;
+  /** What is wrong with it, as far as that is known. */
+  damage: string | null;
+}
+
+/** What memory or data of a kernel is. */
+export type ContentsKind =
+  'anon' | 'python' | 'libraries' | 'shared' | 'gpu' | 'files' | 'other';
+
+/** All of one kind in a state, in bytes. */
+export interface IContentsSum {
+  kind: ContentsKind;
+  size: number;
+  /** What the state before it did not have. */
+  new: number;
+}
+
+/** What is in a state. */
+export interface IContents {
+  size: number;
+  new: number;
+  /** The state before it, `null` where there was none. */
+  parent: string | null;
+  kinds: IContentsSum[];
 }
 
 export interface IOperationResult {
@@ -141,6 +175,18 @@ export class KernelStateAPI {
     return this._get(`/states/${encodeURIComponent(stateId)}`);
   }
 
+  /** What is inside a state. */
+  contents(stateId: string): Promise<IContents> {
+    return this._get(`/states/${encodeURIComponent(stateId)}/contents`);
+  }
+
+  /** Keep a state until it is deleted by hand, or leave it to the rules. */
+  pin(stateId: string, pinned: boolean): Promise<IState> {
+    return this._send('PATCH', `/states/${encodeURIComponent(stateId)}`, {
+      pinned
+    });
+  }
+
   deleteState(stateId: string): Promise<void> {
     return this._send('DELETE', `/states/${encodeURIComponent(stateId)}`);
   }
@@ -199,9 +245,9 @@ export class KernelStateAPI {
   }
 
   private _send<T>(
-    method: 'POST' | 'DELETE',
+    method: 'POST' | 'PATCH' | 'DELETE',
     endPoint: string,
-    body?: Record<string, string>
+    body?: Record<string, string | boolean>
   ): Promise<T> {
     return requestAPI<T>(
       endPoint,

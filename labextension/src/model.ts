@@ -134,6 +134,10 @@ export class KernelStates implements IDisposable {
   }
 
   private _onOperationEvent(event: IOperationEvent): void {
+    if (event.kind === 'verify') {
+      // Nothing happens to the kernel meanwhile.
+      return;
+    }
     const follower = this._followers.get(event.operation_id);
     if (follower) {
       follower.handleEvent(event);

@@ -13,7 +13,7 @@ from jupyter_gpu_ckpt import errors, models
 from jupyter_gpu_ckpt.handlers import default_handlers
 from jupyter_gpu_ckpt.handlers.gc import GcBody
 from jupyter_gpu_ckpt.handlers.kernels import SaveBody
-from jupyter_gpu_ckpt.handlers.states import RestoreBody
+from jupyter_gpu_ckpt.handlers.states import MarkBody, RestoreBody
 from jupyter_gpu_ckpt.handlers.unknown import UnknownPathHandler
 from tests.server import spec
 
@@ -75,7 +75,9 @@ def test_schemas_agree_with_the_models() -> None:
         models.Doctor,
         models.ErrorBody,
         models.AutoSaves,
+        models.Contents,
         SaveBody,
+        MarkBody,
         RestoreBody,
         GcBody,
     ]

@@ -54,7 +54,7 @@ def test_manifest(
     older, bad = save(image), save(image)
     damage(manifest_of(store, bad.id))
     assert [s.id for s in store.states()] == [older.id]
-    ((listed, why),) = store.damaged()
+    ((listed, _, why),) = store.damaged()
     assert listed == bad.id
     assert "manifest" in why
     for call in (lambda: store.state(bad.id), lambda: store.materialise(bad.id, tmp_path / "b")):

@@ -77,7 +77,7 @@ def test_nothing_can_be_read_from_a_stolen_store(
     assert b"a.ipynb" in everything(other.root) and b"hunter2" in everything(other.root)
     # The thief has the store and this program.
     assert store.states() == []
-    ((state_id, why),) = store.damaged()
+    ((state_id, _, why),) = store.damaged()
     assert state_id == state.id and "encrypted" in why
     for call in (
         lambda: store.state(state.id),
@@ -134,7 +134,7 @@ def test_rotation(
     # Without the old key what is new goes on, and what is old is told.
     store = StateStore(root, "ada", sealing=KeyRing(keys[1]))
     assert {state.id for state in store.states()} == {new.id, newer.id}
-    ((state_id, why),) = store.damaged()
+    ((state_id, _, why),) = store.damaged()
     assert state_id == old.id and str(old.key_id) in why
     assert reason(lambda: store.open(old.id)) == "wrong_key"
     store.gc(grace_seconds=0)

@@ -28,6 +28,13 @@ export function aState(change: Partial<IState> = {}): IState {
     modes: null,
     differences: [],
     warnings: [],
+    parent: null,
+    cost: null,
+    pinned: false,
+    durable: true,
+    encrypted: false,
+    verified: null,
+    damage: null,
     ...change
   };
 }

@@ -1,7 +1,12 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
 import type { IState } from '../api';
-import { obstacleText, reasonText } from '../dialogs/restore';
+import {
+  obstacleText,
+  olderState,
+  reasonText,
+  stateMarks
+} from '../dialogs/restore';
 import { aState } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
@@ -28,5 +33,38 @@ describe('obstacleText', () => {
     expect(text([])).toBe('This state cannot be restored here:');
     expect(text(['new'])).toContain('only be opened as a new kernel');
     expect(text(['rollback'])).toContain('cannot be opened as a new kernel');
+  });
+});
+
+describe('stateMarks', () => {
+  it('says what is special about a state, the worst first', () => {
+    expect(stateMarks(aState(), trans)).toEqual([]);
+    const state = aState({
+      damage: '1 MB of it cannot be read back.',
+      durable: false,
+      encrypted: true,
+      pinned: true
+    });
+    expect(stateMarks(state, trans)).toEqual([
+      'damaged',
+      'pinned',
+      'local only',
+      'encrypted'
+    ]);
+  });
+});
+
+describe('olderState', () => {
+  it('is the newest one after it that is not known to be damaged', () => {
+    const [newest, bad, good, oldest] = [
+      aState({ id: '4' }),
+      aState({ id: '3', damage: 'gone' }),
+      aState({ id: '2' }),
+      aState({ id: '1' })
+    ];
+    const states = [newest, bad, good, oldest];
+    expect(olderState(states, newest)).toBe(good);
+    expect(olderState(states, bad)).toBe(good);
+    expect(olderState(states, oldest)).toBeNull();
   });
 });

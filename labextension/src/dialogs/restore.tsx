@@ -11,6 +11,7 @@ import { formatAge, formatSize } from '../format';
 import type { IErrorBody } from '../request';
 import type { RequestError } from '../request';
 import { CheckedBody } from './checked';
+import { StateContents } from './contents';
 import { namedDialog } from './named';
 
 /** What the user chose to do with a state. */
@@ -44,6 +45,24 @@ export function reasonText(state: IState, trans: TranslationBundle): string {
     default:
       return state.reason;
   }
+}
+
+/** What is special about a state, in a user's words. */
+export function stateMarks(state: IState, trans: TranslationBundle): string[] {
+  const marks: [boolean, string][] = [
+    [state.damage !== null && !state.kernel_name, trans.__('unreadable')],
+    [state.damage !== null && !!state.kernel_name, trans.__('damaged')],
+    [state.pinned, trans.__('pinned')],
+    [!state.durable, trans.__('local only')],
+    [state.encrypted, trans.__('encrypted')]
+  ];
+  return marks.filter(([is]) => is).map(([, word]) => word);
+}
+
+/** The newest state that is older than this one and not known to be damaged. */
+export function olderState(states: IState[], state: IState): IState | null {
+  const later = states.slice(states.indexOf(state) + 1);
+  return later.find(other => other.damage === null) ?? null;
 }
 
 interface IListProps {
@@ -112,7 +131,9 @@ function StateList(props: IListProps): JSX.Element {
             {formatSize(state.size)}
           </span>
           <span className="jp-gpu-ckpt-item-detail">
-            {reasonText(state, trans)}
+            {[reasonText(state, trans), ...stateMarks(state, trans)].join(
+              ' · '
+            )}
           </span>
           <span className="jp-gpu-ckpt-item-side">{state.node.hostname}</span>
         </li>
@@ -124,11 +145,14 @@ function StateList(props: IListProps): JSX.Element {
 interface IFactsProps {
   state: IState;
   error: IErrorBody | null;
+  /** A whole state to restore instead of a damaged one. */
+  older: IState | null;
+  onSelect: (stateId: string) => void;
   trans: TranslationBundle;
 }
 
 function StateFacts(props: IFactsProps): JSX.Element {
-  const { state, error, trans } = props;
+  const { state, error, older, onSelect, trans } = props;
   const blocking = state.differences.filter(item => item.blocking);
   const harmless = state.differences.filter(item => !item.blocking);
   const facts = [Time.format(state.created), state.display_name];
@@ -137,6 +161,9 @@ function StateFacts(props: IFactsProps): JSX.Element {
   }
   if (state.execution_state === 'busy') {
     facts.push(trans.__('a cell was running'));
+  }
+  if (state.cost !== null) {
+    facts.push(trans.__('deleting it frees %1', formatSize(state.cost)));
   }
   return (
     <div className="jp-gpu-ckpt-facts" role="status" aria-live="polite">
@@ -157,6 +184,16 @@ function StateFacts(props: IFactsProps): JSX.Element {
             ))}
           </ul>
         </div>
+      )}
+      {state.damage !== null && older && (
+        <p>
+          <button
+            className="jp-mod-styled jp-mod-reject jp-gpu-ckpt-older"
+            onClick={() => onSelect(older.id)}
+          >
+            {trans.__('Select the Last Whole State')}
+          </button>
+        </p>
       )}
       {(harmless.length > 0 || state.warnings.length > 0) && (
         <ul className="jp-gpu-ckpt-warnings">
@@ -204,7 +241,8 @@ class RestoreBody extends CheckedBody {
     this.addClass('jp-gpu-ckpt-RestoreBody');
     if (Array.isArray(_states) && _states.length > 0) {
       const known = _states.some(state => state.id === selected);
-      this._select(known ? selected! : _states[0].id);
+      const whole = _states.find(state => state.damage === null);
+      this._select(known ? selected! : (whole ?? _states[0]).id);
     }
   }
 
@@ -215,11 +253,18 @@ class RestoreBody extends CheckedBody {
 
   /** The state that is selected, with all that was found out about it. */
   get current(): IState | null {
-    const id = this._selected;
-    const listed = Array.isArray(this._states)
-      ? this._states.find(state => state.id === id)
-      : undefined;
-    return this._checked.get(id) ?? listed ?? null;
+    const listed = this._listed(this._selected);
+    const checked = this._checked.get(this._selected);
+    // Only the list knows what deleting it would free.
+    return checked && listed
+      ? { ...checked, cost: listed.cost, pinned: listed.pinned }
+      : (checked ?? listed);
+  }
+
+  private _listed(id: string): IState | null {
+    return Array.isArray(this._states)
+      ? (this._states.find(state => state.id === id) ?? null)
+      : null;
   }
 
   protected override render(): JSX.Element {
@@ -253,8 +298,28 @@ class RestoreBody extends CheckedBody {
         <StateFacts
           state={state}
           error={this._errors.get(state.id) ?? null}
+          older={olderState(states, this._listed(state.id) ?? state)}
+          onSelect={id => this._select(id)}
           trans={trans}
         />
+        {state.kernel_name !== '' && (
+          <>
+            <label className="jp-gpu-ckpt-pin">
+              <input
+                type="checkbox"
+                className="jp-gpu-ckpt-pin-box"
+                checked={state.pinned}
+                onChange={event => void this._pin(state, event.target.checked)}
+              />
+              {trans.__('Pinned: kept until it is deleted by hand')}
+            </label>
+            <StateContents
+              stateId={state.id}
+              api={this._options.api}
+              trans={trans}
+            />
+          </>
+        )}
       </>
     );
   }
@@ -272,6 +337,27 @@ class RestoreBody extends CheckedBody {
         this._errors.set(id, explain(error.body, this._options.trans));
       })
       .finally(() => this._changed());
+  }
+
+  private async _pin(state: IState, pinned: boolean): Promise<void> {
+    const listed = this._listed(state.id);
+    if (!listed) {
+      return;
+    }
+    // At once, and back again where the server refuses.
+    listed.pinned = pinned;
+    this._changed();
+    try {
+      await this._options.api.pin(state.id, pinned);
+      this._errors.delete(state.id);
+    } catch (error) {
+      listed.pinned = !pinned;
+      this._errors.set(
+        state.id,
+        explain((error as RequestError).body, this._options.trans)
+      );
+    }
+    this._changed();
   }
 
   protected override onChecked(): void {

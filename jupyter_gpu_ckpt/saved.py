@@ -1,0 +1,99 @@
+"""What can be done with saved states beside restoring them: look inside, check, pin, label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from . import describe, models
+from .errors import CkptError
+from .operations import in_thread
+from .store import StateRecord
+from .verifying import Verify
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+
+class SavedStates:
+    """The states of the keeper's store; part of the keeper.
+
+    Parameters
+    ----------
+    keeper
+        Store, operations and the rest.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    async def all(
+        self, kernel_id: str | None = None, path: str | None = None
+    ) -> list[models.State]:
+        """States, newest first; ``restorable`` is not checked, but for damaged ones."""
+        store = self._keeper.store
+        records, costs, damaged = await in_thread(
+            lambda: (store.states(kernel_id, path), store.costs(), store.damaged())
+        )
+        found = [describe.state(record, cost=costs.get(record.id)) for record in records]
+        if path is None:
+            # Which notebook they are of is among what cannot be read.
+            found += [
+                describe.unreadable(bad) for bad in damaged if kernel_id in (None, bad.kernel_id)
+            ]
+        return sorted(found, key=lambda state: (state.created, state.id), reverse=True)
+
+    async def contents(self, state_id: str) -> models.Contents:
+        """What is inside a state; ``unknown_state``, ``state_damaged``."""
+        record = await in_thread(self._keeper.store.state, state_id)
+        try:
+            return msgspec.convert(record.meta.contents, models.Contents)
+        except msgspec.ValidationError:
+            raise CkptError(
+                "state_damaged",
+                "The state does not say what is in it.",
+                hint="It can be restored all the same, as far as is known.",
+            ) from None
+
+    async def mark(
+        self,
+        state_id: str,
+        *,
+        pinned: bool | msgspec.UnsetType = msgspec.UNSET,
+        label: str | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> models.State:
+        """Pin a state or change its label; ``unknown_state``, ``store_unavailable``."""
+        if isinstance(label, str):
+            label = label.strip() or None
+        record = await in_thread(
+            lambda: self._keeper.store.mark(state_id, pinned=pinned, label=label)
+        )
+        return describe.state(record)
+
+    async def verify(self, state_id: str) -> models.Operation:
+        """Start to check a state, unless that is going on; ``unknown_state``, ``state_damaged``."""
+        record = await in_thread(self._keeper.store.state, state_id)
+        run = self._keeper.verifying(state_id)
+        if run is None:
+            run = self._keeper.begin(
+                "verify",
+                record.meta.kernel_id,
+                Verify(self._keeper, record).run,
+                path=record.meta.path,
+                state_id=state_id,
+            )
+        return run.model
+
+    async def found_damaged(self, record: StateRecord, error: CkptError) -> CkptError:
+        """Note that a state could not be read back; the error, with what to restore instead."""
+        try:
+            await in_thread(lambda: self._keeper.store.mark(record.id, damage=error.message))
+            others = await in_thread(self._keeper.store.states, record.meta.kernel_id)
+        except CkptError:
+            return error
+        for other in others:
+            if other.created < record.created and other.damage is None:
+                hint = f"Restore an older state of this kernel instead: {other.id}."
+                return CkptError(error.reason, error.message, hint=hint, details=error.details)
+        return error
