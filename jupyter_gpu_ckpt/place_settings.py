@@ -105,7 +105,13 @@ class PlaceSettings(StoreSettings):
         return url
 
     def open_store(self) -> StateStore:
-        """The store, as it is configured."""
+        """The store, as it is configured.
+
+        Raises
+        ------
+        CkptError
+            ``store_unavailable``: the package for this kind of URL is missing.
+        """
         url = self._place()
         if url is None:
             return StateStore(

@@ -188,8 +188,7 @@ def open_owner(
         key = _create_key(folder)
     store = OwnerStore(folder, key, ring)
     if create:
-        # `deleted` too: where the disk is full, a state can then still be deleted.
-        for part in (store.packs, store.kernels, store.writers, store.deleted):
+        for part in (store.packs, store.kernels, store.writers):
             make_private_dir(part)
         if ring is not None and ring.encrypts:
             # Without the key nothing is encrypted either; who saves is told.

@@ -227,8 +227,11 @@ def test_the_restore_dialog_by_keyboard(
     expect(dialog.get_by_role("status")).to_contain_text("execution count")
 
     # Tab goes round within the dialog, both ways.
-    around = ["Saved states", "Delete", "Cancel", "Open as New Kernel", "Roll Back"]
-    assert tabbed(page, "Tab", 6) == [*around, "Saved states"]
+    around = [
+        "Saved states", "Pinned: kept until it is deleted by hand", "Details",
+        "Delete", "Cancel", "Open as New Kernel", "Roll Back",
+    ]  # fmt: skip
+    assert tabbed(page, "Tab", 8) == [*around, "Saved states"]
     names = tabbed(page, "Shift+Tab", 3)
     assert names[0] == "Saved states" and set(names) <= set(around)
 
@@ -278,6 +281,8 @@ def test_everything_can_be_read_in_both_themes(
     page.menu("Kernel", "Restore Kernel State…")
     dialog = named_dialog(page, "Restore Kernel State")
     expect(dialog.get_by_role("status")).to_contain_text("execution count")
+    dialog.locator("summary").click()
+    expect(dialog.get_by_role("rowheader", name="Python heap")).to_be_visible()
     found = contrasts(page.page, ".jp-gpu-ckpt-button, .jp-gpu-ckpt-RestoreBody")
     assert len(found) >= 5
     assert all(ratio >= 4.5 for ratio in found.values()), found

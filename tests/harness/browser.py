@@ -165,7 +165,8 @@ class NotebookPage:
                 """() => {
                   const at = document.activeElement;
                   const named = at.querySelector('[aria-label]');
-                  return at.ariaLabel || named?.ariaLabel || at.innerText || at.tagName;
+                  const label = at.labels?.[0]?.innerText;
+                  return at.ariaLabel || named?.ariaLabel || label || at.innerText || at.tagName;
                 }"""
             )
         )
