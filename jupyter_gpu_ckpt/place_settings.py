@@ -105,13 +105,7 @@ class PlaceSettings(StoreSettings):
         return url
 
     def open_store(self) -> StateStore:
-        """The store, as it is configured.
-
-        Raises
-        ------
-        CkptError
-            ``store_unavailable``: the package for this kind of URL is missing.
-        """
+        """The store, as it is configured."""
         url = self._place()
         if url is None:
             return StateStore(

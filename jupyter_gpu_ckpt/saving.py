@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ import psutil
 from .capture import files, images, transactions
 from .capture.contents import Survey
 from .capture.estimate import state_size
+from .capture.explain import links_collided
 from .capture.native import KernelCapture
 from .capture.node import node_info
 from .capture.pagemap import PageFile, page_files
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 _TRANSACTION: Final = 2.0
 _DUMPS: Final = 4
 _DUMPING: Final = 10.0
+#: Seconds for which a save is repeated while links of another one are in its way.
+_LINKS: Final = 15.0
 
 
 class _Found(NamedTuple):
@@ -161,12 +166,25 @@ class Save:
     async def _dump_whole(
         self, run: Run, native: KernelCapture, pid: int, image_dir: Path
     ) -> tuple[DumpResult, list[files.NodeLocalEntry]]:
-        """Dump, and again while the freeze fell into a transaction of a database."""
+        """Dump, and again while the freeze fell into a transaction of a database.
+
+        Or while another kernel's save had a link of the same name at that moment: CRIU numbers
+        those per save, in folders that all kernels share.
+        """
         give_up = time.monotonic() + _DUMPING
+        in_the_way = time.monotonic() + _LINKS
         for number in itertools.count(1):
             image_dir.mkdir(mode=0o700)
             lasting = await in_thread(lambda: transactions.wait_for_end(pid, timeout=_TRANSACTION))
-            dump, node_local = await self._dump(run, native, pid, image_dir)
+            try:
+                dump, node_local = await self._dump(run, native, pid, image_dir)
+            except CkptError as error:
+                if time.monotonic() >= in_the_way or not links_collided(error):
+                    raise
+                # Both saves were undone or only this one: at different times each gets through.
+                await in_thread(lambda: shutil.rmtree(image_dir))
+                await asyncio.sleep(random.uniform(0.2, 1.5))
+                continue
             torn = await in_thread(
                 lambda open_before=lasting: transactions.in_images(
                     image_dir,

@@ -26,6 +26,8 @@ def _rule(pattern: str, message: str, hint: str | None = None, reason: str | Non
 
 _CLOSE_IT: Final = "Close it in the notebook and save again."
 
+_COLLISION: Final = r"Can't link remap to (\S+): File exists"
+
 # Tried in order on every line; the first rule that matches any line wins.
 _SAVE: Final = (
     _rule(
@@ -45,7 +47,7 @@ _SAVE: Final = (
         "Restart the kernel without using the GPU.",
     ),
     _rule(
-        r"Can't link remap to (\S+): File exists",
+        _COLLISION,
         "A link of another save, which goes on at this moment or was interrupted, is in the way of "
         "{1}.",
         "Save again in a moment; if that fails too, remove the link_remap files of your own in "
@@ -344,6 +346,11 @@ def explain(native_error: dict[str, Any], *, doing: Doing) -> CkptError:
         hint="The details say what CRIU, the program that restores processes, ran into.",
         details=details,
     )
+
+
+def links_collided(error: CkptError) -> bool:
+    """Whether a dump failed for a link that another dump made; it may succeed when repeated."""
+    return re.search(_COLLISION, error.details or "") is not None
 
 
 def _by_rule(lines: list[str], doing: Doing, details: str | None) -> CkptError | None:

@@ -42,15 +42,14 @@ class Backend:
 
     Attributes
     ----------
-    root
-        What full paths begin with, without a slash at the end.
     whole
         An object has its new content at once or not at all.
 
     Raises
     ------
     CkptError
-        ``store_unavailable``: the package for this kind of URL is missing, or refuses the options.
+        The first use raises ``store_unavailable`` when the package for this kind of URL is missing,
+        or refuses the options.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], timeout: float) -> None:
@@ -59,14 +58,19 @@ class Backend:
         self.whole = self.protocol in _EXTRAS or self.protocol == "memory"
         self.timeout = timeout
         self.closed = threading.Event()
-        self.root = ""
+        self._root = ""
         self._options = dict(options)
         self._lock = threading.Lock()
         self._fs: Any = None
         self._pid = 0
         self._inherited: list[Any] = []
         self._calls: set[concurrent.futures.Future[Any]] = set()
+
+    @property
+    def root(self) -> str:
+        """What full paths begin with, without a slash at the end."""
         self.filesystem()
+        return self._root
 
     def close(self) -> None:
         """End what runs and refuse what comes: whoever waits gets ``cancelled`` at once."""
@@ -118,7 +122,7 @@ class Backend:
                     # Its end would close connections that the parent still uses.
                     self._inherited.append(self._fs)
                 self._calls = set()
-                self._fs, self.root = self._connect()
+                self._fs, self._root = self._connect()
                 self._pid = os.getpid()
             return self._fs
 

@@ -53,27 +53,38 @@ class BlobReader:
             Not readable.
         """
         blobs = self._index.blobs
+        pack, at = blobs.pack[blob], blobs.offset[blob]
+        name = self._index.packs[pack].id
+        try:
+            try:
+                self._load(blob, into, scratch)
+            except Damaged:
+                if not self._source.discard(name):
+                    raise
+                self._load(blob, into, scratch)
+        except Damaged as error:
+            self.suspect(pack)
+            where = f"pack {name}, bytes {at} to {at + blobs.length[blob]}"
+            raise Damaged(f"{error} ({where})") from error
+
+    def _load(self, blob: int, into: memoryview, scratch: Scratch) -> None:
+        blobs = self._index.blobs
         pack, codec, length = blobs.pack[blob], blobs.codec[blob], blobs.length[blob]
         sealer = self._sealer(pack)
         name = self._index.packs[pack].id
-        try:
-            if codec == RAW and not sealer.overhead:
-                if length != len(into):
-                    raise Damaged("a block has the wrong size")
-                self._source.read_into(name, blobs.offset[blob], into)
-            else:
-                stored = scratch.room(length)
-                self._source.read_into(name, blobs.offset[blob], stored)
-                room = into if codec == RAW else memoryview(scratch.opened(length))
-                payload = sealer.open(blobs.number[blob], stored, room)
-                if codec != RAW or payload.obj is not into.obj:
-                    decode(codec, payload, into, scratch)
-            if blake3(into, key=self._owner.name_key).digest() != blobs.name(blob):
-                raise Damaged("a block does not match its checksum")
-        except Damaged as error:
-            self.suspect(pack)
-            at = blobs.offset[blob]
-            raise Damaged(f"{error} (pack {name}, bytes {at} to {at + length})") from error
+        if codec == RAW and not sealer.overhead:
+            if length != len(into):
+                raise Damaged("a block has the wrong size")
+            self._source.read_into(name, blobs.offset[blob], into)
+        else:
+            stored = scratch.room(length)
+            self._source.read_into(name, blobs.offset[blob], stored)
+            room = into if codec == RAW else memoryview(scratch.opened(length))
+            payload = sealer.open(blobs.number[blob], stored, room)
+            if codec != RAW or payload.obj is not into.obj:
+                decode(codec, payload, into, scratch)
+        if blake3(into, key=self._owner.name_key).digest() != blobs.name(blob):
+            raise Damaged("a block does not match its checksum")
 
     def _sealer(self, pack: int) -> Sealer:
         with self._lock:

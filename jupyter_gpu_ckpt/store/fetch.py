@@ -91,6 +91,18 @@ class TierPacks:
         here = self._local.size(pack)
         return here if here is not None else self._remote.objects.size(self._remote.pack_name(pack))
 
+    def discard(self, pack: str) -> bool:
+        """See :class:`~.packs.PackSource`: the remote tier may have it as it was written."""
+        path = self._local.path(pack)
+        if path.exists():
+            if self._remote.objects.size(self._remote.pack_name(pack)) is None:
+                return False
+            with translated("write to the local tier of the state store"):
+                path.unlink(missing_ok=True)
+        self._local.forget(pack)
+        self.want([pack])
+        return True
+
     def close(self) -> None:
         """See :class:`~.packs.PackSource`."""
         with self._lock:

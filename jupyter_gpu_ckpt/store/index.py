@@ -350,20 +350,30 @@ def load_index(source: PackSource, sealing: Sealing, name_key: bytes, body: Body
     OSError
         Not readable.
     """
-    place = body.index
     try:
-        if place.size > _LARGEST or place.length > _LARGEST:
-            raise Damaged("a block has the wrong size")
-        stored = memoryview(bytearray(place.length))
-        source.read_into(place.pack, place.offset, stored)
-        sealer = sealing.sealer(place.pack, bytes.fromhex(place.salt), body.key_id)
-        plain = memoryview(bytearray(place.size))
-        decode(place.codec, sealer.open(place.number, stored), plain, Scratch(level=1))
-        if blake3(plain, key=name_key).hexdigest() != place.name:
-            raise Damaged("a block does not match its checksum")
+        try:
+            plain = _read_index(source, sealing, name_key, body)
+        except Damaged:
+            if not source.discard(body.index.pack):
+                raise
+            plain = _read_index(source, sealing, name_key, body)
     except Damaged as error:
         raise Damaged(f"its list of blocks cannot be read ({error})") from error
     return decode_index(plain)
+
+
+def _read_index(source: PackSource, sealing: Sealing, name_key: bytes, body: Body) -> memoryview:
+    place = body.index
+    if place.size > _LARGEST or place.length > _LARGEST:
+        raise Damaged("a block has the wrong size")
+    stored = memoryview(bytearray(place.length))
+    source.read_into(place.pack, place.offset, stored)
+    sealer = sealing.sealer(place.pack, bytes.fromhex(place.salt), body.key_id)
+    plain = memoryview(bytearray(place.size))
+    decode(place.codec, sealer.open(place.number, stored), plain, Scratch(level=1))
+    if blake3(plain, key=name_key).hexdigest() != place.name:
+        raise Damaged("a block does not match its checksum")
+    return plain
 
 
 def _check_path(path: bytes) -> None:

@@ -61,8 +61,8 @@ class Objects:
     Raises
     ------
     CkptError
-        ``store_unavailable``: the package for this kind of URL is not installed, or the options are
-        not what it takes. Every method raises it too when the system does not answer in time, and
+        Every method raises ``store_unavailable`` when the package for this kind of URL is not
+        installed or does not take the options, or the system does not answer in time; and
         ``cancelled`` after :meth:`close`.
     """
 

@@ -188,7 +188,8 @@ def open_owner(
         key = _create_key(folder)
     store = OwnerStore(folder, key, ring)
     if create:
-        for part in (store.packs, store.kernels, store.writers):
+        # `deleted` too: where the disk is full, a state can then still be deleted.
+        for part in (store.packs, store.kernels, store.writers, store.deleted):
             make_private_dir(part)
         if ring is not None and ring.encrypts:
             # Without the key nothing is encrypted either; who saves is told.

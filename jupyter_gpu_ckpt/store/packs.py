@@ -91,6 +91,9 @@ class PackSource(Protocol):
     def size(self, pack: str) -> int | None:
         """Bytes of a pack; ``None`` if there is none."""
 
+    def discard(self, pack: str) -> bool:
+        """Say that a pack is not what was written; whether another copy of it can be read now."""
+
     def close(self) -> None:
         """Let go of what is open; nothing is read afterwards."""
 
@@ -129,6 +132,18 @@ class LocalPacks:
             return self.path(pack).stat().st_size
         except FileNotFoundError:
             return None
+
+    def discard(self, pack: str) -> bool:
+        """See :class:`PackSource`."""
+        self.forget(pack)
+        return False
+
+    def forget(self, pack: str) -> None:
+        """Let go of a pack's file, which may be another by now."""
+        with self._lock:
+            file = self._open.pop(pack, None)
+            if file is not None:
+                file.drop()
 
     def close(self) -> None:
         """Let go of all files."""

@@ -64,11 +64,6 @@ class TieredStore(StateStore):
         Seconds without an answer after which a call to the remote system has failed.
     on_durable
         Called, in a thread, with the id of each state that was uploaded.
-
-    Raises
-    ------
-    CkptError
-        ``store_unavailable``: the package for this kind of URL is missing.
     """
 
     def __init__(

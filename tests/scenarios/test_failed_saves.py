@@ -190,3 +190,20 @@ def test_the_server_is_killed(home: Home, phase: str) -> None:
         wait_for("images are removed", lambda: not images(home), 10)
         client.restore_lost(kernel.id)
         assert client.connect(kernel.id).run("print(x)") == "41"
+
+
+def test_saves_at_the_same_moment_do_not_fail_each_other(server: JupyterServer) -> None:
+    # CRIU gives semaphores names in /dev/shm while it dumps, numbered from one in each save.
+    client = server.client
+    kernels = [client.start(f"{name}.ipynb") for name in ("one", "two")]
+    for kernel in kernels:
+        kernel.run(
+            "import multiprocessing; spawn = multiprocessing.get_context('spawn')\n"
+            "locks = [spawn.Lock() for _ in range(40)]; x = 41"
+        )
+    for _ in range(2):
+        begun = [client.begin_save(kernel) for kernel in kernels]
+        for operation in begun:
+            client.done(operation)
+    for kernel in kernels:
+        assert_runs_on(kernel)

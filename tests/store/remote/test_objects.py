@@ -194,7 +194,7 @@ def test_a_package_that_is_missing_is_named() -> None:
         "import sys; sys.modules['s3fs'] = None\n"
         "from jupyter_gpu_ckpt.store.objects import Objects\n"
         "from jupyter_gpu_ckpt.errors import CkptError\n"
-        "try: Objects('s3://a/b')\n"
+        "try: Objects('s3://a/b').size('c')\n"
         "except CkptError as error: print(error.message, error.hint)"
     )
     said = subprocess.run(
@@ -206,7 +206,7 @@ def test_a_package_that_is_missing_is_named() -> None:
 
 def test_a_url_that_nobody_knows() -> None:
     with pytest.raises(CkptError, match="cannot be opened"):
-        Objects("nosuch://a/b")
+        Objects("nosuch://a/b").size("c")
 
 
 def test_folders_and_memory_too(tmp_path: Path) -> None:
