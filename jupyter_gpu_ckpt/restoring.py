@@ -18,11 +18,11 @@ from .capture.peers import wait_for_peers
 from .capture.supervisor import KILL_GRACE, Supervisor
 from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
+from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
 from .models import OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
-from .provisioner import started
 from .store import StateRecord, make_private_dir
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
@@ -83,21 +83,25 @@ class Restore:
         provisioner = kernel.provisioner
         self._place(kernel.kernel_id, kernel.km.ip)
         try:
-            async with self._images(run, kernel.pid) as image_dir:
+            ending = kernel.pid
+            async with self._images(run, ending) as state:
                 if not can_reach(kernel.km, self._connection):
                     raise CkptError(
                         "not_restorable",
                         "The kernel's address has changed since the state was saved.",
                         hint="Shut the kernel down, then restore the state.",
                     )
-                run.point_of_no_return()
+                if ending is not None:
+                    run.point_of_no_return()
+                elif kernel.pid is not None:
+                    raise _overtaken()
                 if token is None:
                     token = provisioner.begin_restore()
                 elif not provisioner.is_wanted(token):
                     # What runs by now is somebody's wish: it must not be ended for this.
                     raise _overtaken()
                 await self._end_process(kernel)
-                supervisor = await self._bring_up(run, image_dir)
+                supervisor = await self._bring_up(run, state)
                 if not provisioner.adopt(token, supervisor):
                     supervisor.kill()
                     raise _overtaken()
@@ -122,9 +126,8 @@ class Restore:
         keeper, kernel_id = self._keeper, run.model.kernel_id
         if kernel_id != self._meta.kernel_id:
             self._place(kernel_id, own_address(kernel_id))
-        async with self._images(run, None) as image_dir:
-            run.point_of_no_return()
-            supervisor = await self._bring_up(run, image_dir)
+        async with self._images(run, None) as state:
+            supervisor = await self._bring_up(run, state)
         try:
             kernel = await self._start_manager(kernel_id, run.model.path, supervisor)
         except BaseException:
@@ -153,26 +156,24 @@ class Restore:
     # -- steps ---------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _images(self, run: Run, ending_pid: int | None) -> AsyncIterator[Path]:
+    async def _images(self, run: Run, ending_pid: int | None) -> AsyncIterator[Feed]:
         """The image directory, checked and ready; removed afterwards."""
         keeper, record = self._keeper, self._record
         run.phase("reading", 0.02)
         keeper.ability.native()
-        async with keeper.spool.folder(run.model.id) as spool:
-            image_dir = spool / "images"
-            try:
-                await in_thread(
-                    lambda: keeper.store.materialise(
-                        record.id, image_dir, progress=run.span(0.02, 0.6), cancel=run.cancel_flag
-                    )
-                )
-            except CkptError as error:
-                if error.reason != "state_damaged":
-                    raise
-                raise await keeper.saved.found_damaged(record, error) from error
-            run.phase("checking", 0.6)
-            await self._check(image_dir, ending_pid)
-            yield image_dir
+        async with (
+            keeper.spool.folder(run.model.id) as spool,
+            feed(run, keeper.store, record.id, spool, self._told, ending_pid is not None) as state,
+        ):
+            run.phase("checking")
+            await self._check(state.image_dir, ending_pid)
+            yield state
+
+    async def _told(self, error: CkptError) -> CkptError:
+        """What the store could not read, with what to do about it."""
+        if error.reason != "state_damaged":
+            return error
+        return await self._keeper.saved.found_damaged(self._record, error)
 
     async def _check(self, image_dir: Path, ending_pid: int | None) -> None:
         found = await self._keeper.ability.differences(
@@ -209,28 +210,33 @@ class Restore:
                 "restore_failed", "The old process of the kernel did not end.", details=str(error)
             ) from error
 
-    async def _bring_up(self, run: Run, image_dir: Path) -> Supervisor:
-        """Restore the tree; its main thread waits for :meth:`_connect`."""
-        keeper, meta = self._keeper, self._meta
-        run.phase("restoring", 0.65)
+    async def _bring_up(self, run: Run, state: Feed) -> Supervisor:
+        """Restore the tree; its main thread waits for :meth:`_connect`.
+
+        It can be cancelled for as long as nothing is lost by it.
+        """
+        keeper, meta, image_dir = self._keeper, self._meta, state.image_dir
+        run.phase("restoring")
         entries = msgspec.convert(meta.node_local, list[files.NodeLocalEntry])
         native = keeper.ability.native()
         try:
             self._warnings += await in_thread(files.put_back, image_dir, entries)
-            supervisor = await in_thread(
-                lambda: Supervisor.restore(
-                    native.path,
-                    image_dir,
-                    pids=meta.pids,
-                    cwd=meta.cwd if meta.cwd and os.path.isdir(meta.cwd) else None,
-                    hold=True,
-                    hold_timeout=keeper.hold_timeout + _HOLD_MARGIN,
-                    timeout=keeper.restore_timeout,
-                    pid_namespace="always" if self._is_copy else "auto",
-                    log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
+            async with state.served() as server:
+                supervisor = await in_thread(
+                    lambda: Supervisor.restore(
+                        native.path,
+                        image_dir,
+                        pids=meta.pids,
+                        cwd=meta.cwd if meta.cwd and os.path.isdir(meta.cwd) else None,
+                        hold=True,
+                        hold_timeout=keeper.hold_timeout + _HOLD_MARGIN,
+                        timeout=keeper.restore_timeout,
+                        pid_namespace="always" if self._is_copy else "auto",
+                        stream=server is not None,
+                        log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
+                    )
                 )
-            )
-            await started(supervisor, keeper.restore_timeout + 10)
+                await came_back(run, supervisor, server, self._told, keeper.restore_timeout + 10)
         finally:
             await in_thread(files.clean_up, image_dir, entries)
         self._check_clock(supervisor)

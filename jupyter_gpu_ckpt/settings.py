@@ -27,8 +27,9 @@ class GpuCkpt(PlaceSettings):
         None,
         allow_none=True,
         config=True,
-        help="Folder for memory images while they are saved or restored; best on a fast local "
-        "disk with room for the largest kernel. None: gpu-ckpt/spool below Jupyter's data folder.",
+        help="Folder for images while a kernel is saved or restored; it must be able to hold a "
+        "socket. Best on a fast local disk with room for the largest kernel that is saved. None: "
+        "gpu-ckpt/spool below Jupyter's data folder.",
     )
     node_local_dirs = List(
         Unicode(),

@@ -14,6 +14,7 @@ from . import sockets, wal
 from .elf import build_id
 from .images_proto import REG, Image, read_image, write_image
 
+_HUGE_PAGES: Final = 0x40000  # MAP_HUGETLB, among a mapping's flags
 _MAPS_A_FILE: Final = 1 << 6 | 1 << 7  # VMA status bits: private and shared file mappings
 
 
@@ -131,6 +132,19 @@ def inet_listeners(images_dir: Path) -> list[tuple[str, int]]:
     """Addresses and TCP ports that the tree listens on, sorted."""
     files = read_image(images_dir / "files.img", "file_entry")
     return sockets.listeners(files)
+
+
+def has_huge_pages(images_dir: Path) -> bool:
+    """Whether a process reserved huge pages (MAP_HUGETLB; transparent ones do not count).
+
+    CRIU reads these out of order, which a stream does not let it.
+    """
+    return any(
+        vma.flags & _HUGE_PAGES
+        for path in images_dir.glob("mm-*.img")
+        for entry in read_image(path, "mm_entry").messages
+        for vma in entry.vmas
+    )
 
 
 def prepare_for_restore(images_dir: Path, *, beside: str | None = None) -> None:

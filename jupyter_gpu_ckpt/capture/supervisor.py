@@ -160,6 +160,7 @@ class Supervisor:
         hold_timeout: float,
         timeout: float,
         pid_namespace: Literal["auto", "never", "always"] = "auto",
+        stream: bool = False,
         log: Path | None = None,
     ) -> Supervisor:
         """Start the restore of a tree; called by the provisioner after ``prepare_for_restore``.
@@ -182,6 +183,8 @@ class Supervisor:
             Seconds until a restore is given up.
         pid_namespace
             Whether a taken PID may be solved with a new PID namespace.
+        stream
+            CRIU gets its images from the :class:`.stream.ImageServer` of the image directory.
         log
             The kernel's log file; the supervisor's messages go to ``<log>.supervisor``.
 
@@ -196,6 +199,8 @@ class Supervisor:
         command = [str(kernel_capture), "restore", "--images-dir", str(images_dir)]
         command += ["--pids-file", name, "--timeout", f"{timeout:.3f}"]
         command += ["--pid-namespace", pid_namespace]
+        if stream:
+            command.append("--stream")
         if hold:
             command += ["--hold", "--hold-timeout", f"{hold_timeout:.3f}"]
         try:

@@ -15,6 +15,7 @@ const char args_usage[] =
     "                      [--window-timeout S]\n"
     "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
+    "                      [--stream]\n"
     "       kernel-capture --version | --help\n";
 
 static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
@@ -33,6 +34,7 @@ enum option {
     OPT_HOLD,
     OPT_HOLD_TIMEOUT,
     OPT_PID_NAMESPACE,
+    OPT_STREAM,
 };
 
 static const struct {
@@ -54,6 +56,7 @@ static const struct {
     {"--hold", OPT_HOLD, false, 1u << ARGS_RESTORE},
     {"--hold-timeout", OPT_HOLD_TIMEOUT, true, 1u << ARGS_RESTORE},
     {"--pid-namespace", OPT_PID_NAMESPACE, true, 1u << ARGS_RESTORE},
+    {"--stream", OPT_STREAM, false, 1u << ARGS_RESTORE},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -146,6 +149,9 @@ static bool apply(struct args *args, enum option option, const char *value)
         if (!parse_word(value, namespaces, 3, &word))
             return false;
         args->pid_namespace = (enum args_pidns)word;
+        return true;
+    case OPT_STREAM:
+        args->stream = true;
         return true;
     }
     return false;

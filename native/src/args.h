@@ -32,6 +32,7 @@ struct args {
     size_t window_dir_count;
     bool hold;
     enum args_pidns pid_namespace;
+    bool stream;            /* images come through a socket in images_dir */
 };
 
 bool args_parse(int argc, char **argv, struct args *args, struct kc_result *result);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@ enum { PIDS_MAX = 65536, PIDS_BYTES = 1 << 20, PIDS_SHOWN = 32 };
 
 static const char log_name[] = "restore.log";
 static const char pid_name[] = "root.pid";
+static const char socket_name[] = "streamer-serve.sock"; /* the name is CRIU's */
 
 struct restore {
     const struct args *args;
@@ -62,6 +64,19 @@ static bool read_pids(struct restore *restore)
     if (count < 0)
         return kc_fail(&restore->result, KC_USAGE, "The list of PIDs is not valid.");
     restore->pid_count = (size_t)count;
+    return true;
+}
+
+/* CRIU connects to whatever has this name, with rights that the caller may lack. */
+static bool check_socket(struct restore *restore)
+{
+    struct stat info;
+    if (!restore->args->stream)
+        return true;
+    if (fstatat(restore->images, socket_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+        return kc_fail_errno(&restore->result, KC_USAGE, errno, "The images' socket is missing");
+    if (!S_ISSOCK(info.st_mode) || info.st_uid != getuid())
+        return kc_fail(&restore->result, KC_USAGE, "The images' socket is not the caller's.");
     return true;
 }
 
@@ -181,6 +196,8 @@ static bool run_criu(struct restore *restore)
     criu_arg(&args, "--restore-sibling");
     criu_arg(&args, "--pidfile");
     criu_arg(&args, pid_name);
+    if (restore->args->stream)
+        criu_arg(&args, "--stream");
     unlinkat(restore->images, pid_name, 0); /* CRIU would not write over it */
     restore->started = io_now();
     if (!criu_spawn(&restore->criu, &args, restore->images, &process, &restore->result))
@@ -358,7 +375,7 @@ int restore_command(const struct args *args)
         .args = args, .images = -1, .guard = {.pid = -1, .pipe = -1}};
     int exit_code = -1;
     restore.images = criu_open_images(args->images_dir, &restore.result);
-    if (restore.images < 0 || !read_pids(&restore) ||
+    if (restore.images < 0 || !check_socket(&restore) || !read_pids(&restore) ||
         !caps_can_capture(&restore.result) || !criu_find(&restore.criu, &restore.result) ||
         !choose_namespace(&restore, &exit_code))
         return fail(&restore);

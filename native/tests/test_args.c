@@ -42,6 +42,7 @@ static void good_lines(void)
     CHECK(parse("restore --images-dir d --hold --pid-namespace never --pids-file p"));
     CHECK(parsed.hold && parsed.pid_namespace == PIDNS_NEVER);
     CHECK(parse("restore --images-dir d") && !parsed.hold && parsed.pid_namespace == PIDNS_AUTO);
+    CHECK(!parsed.stream && parse("restore --images-dir d --stream") && parsed.stream);
     CHECK(parse("--help") && parse("--version"));
 }
 
@@ -77,6 +78,8 @@ static void bad_lines(void)
         "dump --pid 5 --images-dir d --window-dir tmp",
         "dump --pid 5 --images-dir d -- x",
         "dump --pid 5 --images-dir d --hold",
+        "dump --pid 5 --images-dir d --stream",
+        "restore --images-dir d --stream=yes",
         "dump --pid 5 --images-dir d --time 3",
         "dump --pid 5 --images-dir d --timeout",
         "restore --hold",

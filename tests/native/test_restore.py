@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -503,3 +504,27 @@ def test_undo_in_a_namespace(kernel: Start, how: str) -> None:
         capture.process.kill()
     one.runs_on()
     capture.close()
+
+
+@pytest.mark.parametrize("what", ["nothing", "file", "link", "another's"])
+def test_images_come_only_from_a_socket_of_the_caller(kernel: Start, what: str) -> None:
+    one = kernel()
+    saved_and_killed(one)
+    path = one.images / "streamer-serve.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(one.folder / "other" if what == "link" else path))
+        listener.listen()
+        if what == "link":
+            path.symlink_to(one.folder / "other")
+        elif what == "another's":
+            os.chown(path, 12345, -1)
+        else:
+            path.unlink()
+            if what == "file":
+                path.touch()
+        last = one.restore("--stream").finish()
+        assert (last["event"], last["reason"]) == ("error", "usage")
+        assert "socket" in last["message"]
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()

@@ -249,6 +249,10 @@ def test_a_damaged_manifest(saved: Saved, harm: Callable[[bytes], bytes]) -> Non
     assert not manifest.exists()
 
 
+def altered_in_the_middle(data: bytes) -> bytes:
+    return data[: len(data) // 2 - 1] + bytes(16) + data[len(data) // 2 + 15 :]
+
+
 def harmed_pack(saved: Saved, harm: Callable[[bytes], bytes]) -> str:
     """Save once more, and harm a block that only this state has."""
     before = saved.packs()
@@ -264,7 +268,7 @@ def harmed_pack(saved: Saved, harm: Callable[[bytes], bytes]) -> str:
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda data: data[: len(data) // 2 - 1] + bytes(16) + data[len(data) // 2 + 15 :],
+        altered_in_the_middle,
         lambda data: data[: len(data) // 2],
         lambda data: b"",
     ],
@@ -275,6 +279,22 @@ def test_a_damaged_pack(saved: Saved, harm: Callable[[bytes], bytes]) -> None:
     error = saved.api.failed(f"/states/{bad}/restore")
     assert_clear(error, "state_damaged")
     saved.assert_nothing_lost()
+
+
+def test_a_damaged_pack_of_a_kernel_that_is_gone(saved: Saved) -> None:
+    """It is found while the process is being built up, of which nothing stays."""
+    bad = harmed_pack(saved, altered_in_the_middle)
+    client = saved.api.server.client
+    client.delete(f"api/kernels/{saved.kernel.id}")
+    error = saved.api.failed(f"/states/{bad}/restore")
+    assert_clear(error, "state_damaged")
+    assert "pages-" in str(error["message"])
+    assert saved.kernel.id not in [kernel["id"] for kernel in client.get("api/kernels")]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in saved.store.state(bad).meta.pids)
+    assert {bad, saved.good} <= {state["id"] for state in saved.api.get("/states")}
+    saved.api.done(f"/states/{saved.good}/restore")
+    assert client.connect(saved.kernel.id).run("print(x)") == "saved"
+    client.delete(f"api/kernels/{saved.kernel.id}")
 
 
 def test_a_state_from_another_kind_of_processor(saved: Saved, tmp_path: Path) -> None:

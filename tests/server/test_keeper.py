@@ -179,6 +179,28 @@ def test_a_failed_roll_back_leaves_the_running_kernel_alone(
     assert kernel.run("print(x)") == "saved"
 
 
+def test_a_restore_is_cancelled_while_criu_is_at_work(server: JupyterServer, start: Start) -> None:
+    """Nothing of the kernel stays, and the state is as good as before."""
+    client, kernel = server.client, start()
+    kernel.run("import os; data = os.urandom(200_000_000)")
+    state, pid = client.save(kernel)["state_id"], kernel.pid
+    client.delete(f"api/kernels/{kernel.id}")
+
+    operation = dict(client.post(f"gpu-ckpt/api/states/{state}/restore", {}))
+    wait_for("the first process is there", lambda: psutil.pid_exists(pid), 30, 0.001)
+    siblings = psutil.Process(psutil.Process(pid).ppid()).children()
+    (criu,) = (one for one in siblings if one.name() == "criu" and one.pid != pid)
+    criu.suspend()  # it could not finish any more
+    client.delete(f"gpu-ckpt/api/operations/{operation['id']}")
+    operation = client.finished(operation)
+    assert (operation["status"], operation["error"]["reason"]) == ("cancelled", "cancelled")
+    assert not psutil.pid_exists(pid)
+    assert kernel.id not in [other["id"] for other in client.get("api/kernels")]
+
+    client.restore(state)
+    assert client.connect(kernel.id).run("print(len(data))") == "200000000"
+
+
 def test_restarting_while_it_is_saved_cancels_the_save(server: JupyterServer, start: Start) -> None:
     kernel = start()
     kernel.run("import os; data = os.urandom(400 << 20)")
