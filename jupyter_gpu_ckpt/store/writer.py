@@ -252,7 +252,7 @@ class StateWriter:
             with translated(_WRITING):
                 record = self._commit(meta)
         except BaseException:
-            self.abort()
+            self._withdraw()
             raise
         self._over = True
         self._end()
@@ -312,6 +312,21 @@ class StateWriter:
         self._over = True
         self._packs.abort()
         self._end()
+
+    def _withdraw(self) -> None:
+        """Undo a commit that failed, also one whose manifest has its name already.
+
+        That goes before its packs; where it cannot be removed they stay, or the state would be
+        listed, and damaged.
+        """
+        manifest = self._owner.manifest(self._kernel_id, self.state_id)
+        try:
+            manifest.unlink(missing_ok=True)
+        except OSError:
+            self._over = True
+            self._end()
+        else:
+            self.abort()
 
     def _end(self) -> None:
         self._presence.end()

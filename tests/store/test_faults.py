@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store.layout import sync_dir
 
 from .conftest import KERNEL, Save, collect_all, disk_bytes, make_meta, noise, pack_files, snapshot
 
@@ -67,6 +69,26 @@ def test_disk_full_while_committing(small_disk: Path, image: Path) -> None:
     assert store.states() == []
     assert pack_files(store.root) == set()
     assert store.damaged() == []
+
+
+def test_a_disk_that_fails_last_leaves_no_damaged_state(
+    store: StateStore, save: Save, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = save(image)
+    (image / "more").write_bytes(noise(1 << 20, seed=9))
+
+    def fails(path: Path) -> None:
+        if path.name == "kernels":  # when the manifest has its name already
+            raise OSError(errno.EIO, "Input/output error")
+        sync_dir(path)
+
+    monkeypatch.setattr("jupyter_gpu_ckpt.store.writer.sync_dir", fails)
+    packs = pack_files(store.root)
+    with pytest.raises(CkptError) as caught:
+        save(image)
+    assert caught.value.reason == "store_unavailable"
+    assert [state.id for state in store.states()] == [kept.id]
+    assert pack_files(store.root) == packs
 
 
 @pytest.mark.root
