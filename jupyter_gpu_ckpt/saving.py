@@ -233,7 +233,7 @@ class Save:
             image_dir,
             timeout=keeper.save_timeout,
             ghost_limit=keeper.ghost_limit,
-            window_dirs=dirs,
+            window_dirs=await in_thread(files.window_dirs, pid, dirs),
             on_window=collect,
             progress=lambda part: run.progress(0.02 + 0.48 * part),
             cancel=run.cancel_event,

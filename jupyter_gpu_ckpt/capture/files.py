@@ -2,8 +2,9 @@
 
 Node-local directories (``/tmp``, ``/dev/shm``, ...) are not there on another node, and on
 this one they may have been emptied or changed. What the tree has open or mapped below them
-is therefore part of the state. Deleted files are CRIU's business; the ``link_remap.*`` links
-that it leaves for files whose name is gone belong to the state too.
+is therefore part of the state, and so is R's session folder. Deleted files are CRIU's
+business; the ``link_remap.*`` links that it leaves for files whose name is gone belong to the
+state too.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Final, Literal
 import msgspec
 
 from ..errors import CkptError
-from . import procfs
+from . import procfs, r_session
 from .filecopy import copy_sparse
 from .images import is_below, link_remaps
 from .node_local import FOLDER, NodeLocalEntry, copy_path
 from .put_back import clean_up, put_back
 
-__all__ = ["NodeLocalEntry", "clean_up", "collect", "discard_links", "put_back"]
+__all__ = ["NodeLocalEntry", "clean_up", "collect", "discard_links", "put_back", "window_dirs"]
 
 _PREFIX: Final = "link_remap."
 
@@ -97,6 +98,17 @@ def size(pids: Sequence[int], dirs: Sequence[str]) -> int:
     return sum(found for found, _ in collection.sizes())
 
 
+def window_dirs(pid: int, dirs: Sequence[str]) -> list[str]:
+    """For what :func:`collect` is called: for whatever the tree has open below these folders.
+
+    R's session folder is to be copied though nothing is open in it, so for R it is the root,
+    below which every process has something open.
+    """
+    if any(r_session.folders(process) for process in procfs.tree(pid)):
+        return ["/"]
+    return list(dirs)
+
+
 def discard_links(images_dir: Path) -> None:
     """Remove from the node what ``--link-remap`` left for an image directory that is given up.
 
@@ -144,10 +156,23 @@ class _Collection:
         for mapping in procfs.mappings(pid):
             if self._base(mapping.path) is not None:
                 self.add_file(mapping.path, inode=mapping.inode)
+        for folder in r_session.folders(pid):
+            self._add_whole(folder)
 
     def _base(self, path: str) -> str | None:
         found = [base for base in self.bases if is_below(path, base)]
         return max(found, key=len) if found else None
+
+    def _add_whole(self, path: str) -> None:
+        """Note a folder with all files and folders in it, open or not."""
+        if self._base(path) is None:
+            return
+        self._add_directory(path)
+        for folder, inner, names in os.walk(path):
+            for name in inner:
+                self._add_directory(os.path.join(folder, name))
+            for name in names:
+                self.add_file(os.path.join(folder, name))
 
     def _add_open(self, link: str, target: str) -> None:
         try:
@@ -221,7 +246,7 @@ class _Collection:
             largest, path = max(sizes)
             raise CkptError(
                 "not_savable",
-                f"The kernel has {_mib(total)} of files open in temporary folders; at most "
+                f"The kernel has {_mib(total)} of files in temporary folders; at most "
                 f"{_mib(limit)} can be saved with it. The kernel runs on.",
                 hint=f"Close or move {path} ({_mib(largest)}), or raise the limit.",
             )

@@ -24,7 +24,13 @@ class Workload:
 
 WORKLOADS = [
     Workload("plain", "x = 41", "print(x + 1)", "42"),
-    Workload("r", "x <- 41", "cat(x + 1)", "42", kernel="ir"),
+    Workload(
+        "r",
+        "x <- 41; saveRDS(x, kept <- tempfile())",
+        "cat(readRDS(kept) + x - 40)",
+        "42",
+        kernel="ir",
+    ),
     Workload(
         "torch_training",
         """
