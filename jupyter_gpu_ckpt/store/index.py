@@ -20,7 +20,7 @@ from .codec import BLOB_PAGES, PAGE, Scratch, decode
 from .columns import from_column, to_column
 from .damage import Damaged, TooNew
 from .manifest import NAME_SIZE, Body
-from .packs import PackSource
+from .packs import PackSource, is_pack_id
 from .records import FORMAT
 from .seal import Sealing
 
@@ -263,7 +263,7 @@ def decode_index(data: bytes | memoryview) -> Index:
     Raises
     ------
     Damaged
-        Nonsense, or paths that would lead out of the folder.
+        Nonsense, or names that would lead out of the folder or the store.
     TooNew
         Of a later format.
     """
@@ -285,6 +285,9 @@ def decode_index(data: bytes | memoryview) -> Index:
         _check_path(folder.path)
     for file in index.files:
         _check_path(file.path)
+    # A pack's id is part of a path.
+    if not all(is_pack_id(pack.id) and pack.stored >= 0 for pack in index.packs):
+        raise Damaged("its list of packs holds an impossible name")
     return index
 
 

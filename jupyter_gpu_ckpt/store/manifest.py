@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .damage import Damaged, TooNew
+from .packs import is_pack_id
 from .records import FORMAT, StateMeta, StateRecord
 from .seal import Sealing
 
@@ -102,6 +103,8 @@ def decode_manifest(data: bytes, sealing: Sealing, kernel_id: str, state_id: str
         raise Damaged("its manifest is incomplete") from error
     if len(named) != NAME_SIZE or body.index.pack not in body.packs:
         raise Damaged("its manifest names no index")
+    if not all(map(is_pack_id, body.packs)):
+        raise Damaged("its manifest names impossible packs")  # they are parts of paths
     if body.id != state_id or body.meta.kernel_id != kernel_id:
         raise Damaged("its manifest belongs to another state")
     return body

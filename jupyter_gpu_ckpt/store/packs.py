@@ -37,6 +37,8 @@ _CHECK_SIZE = 32
 TRAILER_SIZE = _TRAILER.size + _CHECK_SIZE
 _MAGIC = b"JGC pack"
 _LARGEST_FOOTER = 64 << 20
+# Bytes of the longest header of a zstd frame.
+_LONGEST_HEADER = 18
 _OPEN_FILES = 64
 
 
@@ -276,7 +278,12 @@ def read_footer(source: PackSource, pack: str, footer_key: bytes, sealing: Seali
     source.read_into(pack, size - TRAILER_SIZE, end)
     trailer, check = bytes(end[: _TRAILER.size]), bytes(end[_TRAILER.size :])
     magic, version, length, plain_size, salt, key = _TRAILER.unpack(trailer)
-    if magic != _MAGIC or length > size - TRAILER_SIZE or plain_size > _LARGEST_FOOTER:
+    if (
+        magic != _MAGIC
+        or length > size - TRAILER_SIZE
+        or length > _LARGEST_FOOTER
+        or plain_size > _LARGEST_FOOTER
+    ):
         raise Damaged(f"pack {pack} is cut off or its footer altered")
     if version > FORMAT:
         raise TooNew(f"format {version}")
@@ -287,7 +294,10 @@ def read_footer(source: PackSource, pack: str, footer_key: bytes, sealing: Seali
     key_id = key.rstrip(b"\0").decode("ascii", "replace") or None
     packed = sealing.sealer(pack, salt, key_id).open(FOOTER, sealed)
     try:
-        plain = zstandard.ZstdDecompressor().decompress(packed, max_output_size=plain_size)
+        # What the frame itself says of its size would be believed, whatever it is.
+        if zstandard.frame_content_size(bytes(packed[:_LONGEST_HEADER])) != plain_size:
+            raise Damaged(f"the footer of pack {pack} has the wrong size")
+        plain = zstandard.ZstdDecompressor().decompress(packed)
         return Footer(salt, key_id, msgspec.msgpack.decode(plain, type=list[bytes]))
     except (zstandard.ZstdError, msgspec.DecodeError, ValueError, IndexError) as error:
         raise Damaged(f"the footer of pack {pack} is unreadable") from error

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 from blake3 import blake3
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import KernelRecord, StateStore
+from jupyter_gpu_ckpt.store.damage import Damaged
+from jupyter_gpu_ckpt.store.index import decode_index, encode_index
+from jupyter_gpu_ckpt.store.manifest import decode_manifest, encode_manifest
+from jupyter_gpu_ckpt.store.owner import open_owner
+from jupyter_gpu_ckpt.store.packs import LocalPacks, read_footer
+from jupyter_gpu_ckpt.store.seal import NullSealing
 
 from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
 
@@ -231,6 +240,43 @@ def test_what_a_check_found_damaged_is_stored_again(
     assert store.verify(again.id).lost == []
     store.materialise(again.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(two_files)
+
+
+@pytest.mark.parametrize("pack", ["../../../../etc/x", "/etc/x", "", "x\0y"])
+def test_no_pack_has_a_name_that_leads_out_of_the_store(
+    store: StateStore, save: Save, image: Path, pack: str
+) -> None:
+    record = save(image)
+    with store.open(record.id) as reader:
+        reader.index.packs[0].id = pack
+        with pytest.raises(Damaged, match="impossible name"):
+            decode_index(encode_index(reader.index))
+    owner = open_owner(store.root, "ada", create=False)
+    assert owner is not None
+    path = manifest_of(store, record.id)
+    body = decode_manifest(path.read_bytes(), owner.sealing, KERNEL, record.id)
+    body.packs[pack] = 1
+    path.write_bytes(encode_manifest(body, owner.sealing))
+    with pytest.raises(CkptError, match="impossible packs"):
+        store.state(record.id)
+
+
+def test_a_footer_cannot_fill_the_memory(tmp_path: Path) -> None:
+    pack, key, sealing = "20261201T000000Z-00000000-0000", bytes(32), NullSealing(bytes(32))
+    bomb = zstandard.ZstdCompressor().compress(bytes(48 << 20))
+    trailer = struct.pack("<8sIIQ16s32s", b"JGC pack", 2, len(bomb), 100, bytes(16), b"")
+    check = blake3(pack.encode() + bomb + trailer, key=key).digest()
+    packs = LocalPacks(tmp_path)
+    packs.path(pack).parent.mkdir()
+    packs.path(pack).write_bytes(bomb + trailer + check)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Damaged, match="wrong size"):
+            read_footer(packs, pack, key, sealing)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        packs.close()
 
 
 def test_state_of_a_newer_format(
