@@ -23,6 +23,20 @@ _PACKS: Final = 3
 _RANGES: Final = 2
 
 
+class SharedPacks(LocalPacks):
+    """The packs of the local tier alone, of which a new state may share pages.
+
+    Another node can delete what is only in the remote tier, as long as nothing of the new state
+    has arrived there.
+    """
+
+    def size(self, pack: str) -> int | None:
+        """See :class:`~.packs.PackSource`; asked once for each footer."""
+        with suppress(OSError):
+            os.utime(self.path(pack))  # of use, so not to be evicted soon
+        return super().size(pack)
+
+
 class TierPacks:
     """The packs of both tiers; see :class:`~.packs.PackSource`.
 

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -109,7 +109,14 @@ class LocalTier:
                     if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
                         entry.unlink()
 
-    def evict(self, packs: Path, manifests: Callable[[], Iterator[Path]], limit: int) -> int:
+    def evict(
+        self,
+        packs: Path,
+        manifests: Callable[[], Iterator[Path]],
+        limit: int,
+        *,
+        spared: Collection[str] = (),
+    ) -> int:
         """Remove packs that the remote tier has too, least recently used first.
 
         Parameters
@@ -119,7 +126,9 @@ class LocalTier:
         manifests
             Gives the paths of all manifests.
         limit
-            Bytes of packs that may stay; more do only if they are nowhere else.
+            Bytes of packs that may stay; more do only if they are nowhere else, or spared.
+        spared
+            Packs that saves under way count on.
 
         Returns
         -------
@@ -131,7 +140,7 @@ class LocalTier:
         if excess <= 0:
             return 0
         elsewhere: set[str] = set()
-        only_here: set[str] = set()
+        only_here = set(spared)
         for path in manifests():
             with suppress(FileNotFoundError):
                 needs = manifest_packs(path.read_bytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,7 @@ class OwnerStore:
         @cache
         def known() -> frozenset[bytes] | None:
             return key_records.known_before(
-                self.keys, self.folder.name, ring, lambda: _manifests(self, None)
+                self.keys, self.folder.name, ring, lambda: _manifests(self)
             )
 
         return KeySealing(ring, self.folder.name, NullSealing(manifest_key), known)
@@ -132,7 +132,6 @@ def open_owner(
     *,
     create: bool,
     ring: KeyRing | None = None,
-    elsewhere: Callable[[], Iterable[bytes]] | None = None,
 ) -> OwnerStore | None:
     """Open an owner's store.
 
@@ -147,9 +146,6 @@ def open_owner(
         Make what is missing; otherwise ``None`` is returned where there is nothing.
     ring
         The owner's keys; ``None`` for no encryption.
-    elsewhere
-        Gives the manifests that this store has in another tier too; asked once, when
-        encryption begins.
 
     Raises
     ------
@@ -194,18 +190,14 @@ def open_owner(
         if ring is not None and ring.encrypts:
             # Without the key nothing is encrypted either; who saves is told.
             with suppress(CkptError):
-                key_records.begin(store.keys, name, ring, lambda: _manifests(store, elsewhere))
+                key_records.begin(store.keys, name, ring, lambda: _manifests(store))
     return store
 
 
-def _manifests(
-    store: OwnerStore, elsewhere: Callable[[], Iterable[bytes]] | None
-) -> Iterator[bytes]:
+def _manifests(store: OwnerStore) -> Iterator[bytes]:
     for path in store.manifests():
         with suppress(FileNotFoundError):
             yield path.read_bytes()
-    if elsewhere is not None:
-        yield from elsewhere()
 
 
 def _read_key(path: Path) -> bytes | None:

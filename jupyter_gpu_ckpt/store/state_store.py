@@ -78,6 +78,10 @@ class StateStore(Upkeep):
     def _packs(self, owner: OwnerStore) -> PackSource:
         return LocalPacks(owner.packs)
 
+    def _shared_packs(self, owner: OwnerStore) -> PackSource:
+        """The packs that a new state may share; for stores with another tier."""
+        return LocalPacks(owner.packs)
+
     # -- states ---------------------------------------------------------------
 
     def begin(self, kernel_id: str, *, parent: str | None = None) -> StateWriter:
@@ -138,9 +142,10 @@ class StateStore(Upkeep):
             index = load_index(source, owner.sealing, owner.name_key, body)
         except (Damaged, TooNew):
             return None
-        return Parent(
-            body.id, index, owner, source, memory=self._memory // 8, suspect=self._suspect
-        )
+        finally:
+            source.close()
+        packs = self._shared_packs(owner)
+        return Parent(body.id, index, owner, packs, memory=self._memory // 8, suspect=self._suspect)
 
     def _writer(
         self,

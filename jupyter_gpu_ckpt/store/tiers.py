@@ -17,9 +17,10 @@ from blake3 import blake3
 
 from ..errors import CkptError
 from .damage import Damaged
-from .fetch import TierPacks
+from .fetch import SharedPacks, TierPacks
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
+from .local_files import LocalFiles
 from .local_tier import LocalTier
 from .manifest import Body
 from .mirror import Mirror
@@ -101,7 +102,7 @@ class TieredStore(StateStore):
         self._mirror = Mirror(self._remote, self._tier, self._records.unsent)
         self._uploader = Uploader(
             super()._open,
-            self._create,
+            self._join,
             self._tier,
             self._remote,
             parallel=parallel,
@@ -150,7 +151,11 @@ class TieredStore(StateStore):
         owner = super()._open()
         if owner is not None:
             with suppress(OSError):
-                self._tier.evict(owner.packs, owner.manifests, self._limit)
+                spared: set[str] = set()
+                for found in LocalFiles(owner).present():
+                    if found.state_id is not None and found.alive:
+                        spared |= found.packs or set()
+                self._tier.evict(owner.packs, owner.manifests, self._limit, spared=spared)
 
     def _uploaded(self, state_id: str) -> None:
         self._evict()
@@ -179,18 +184,30 @@ class TieredStore(StateStore):
         except CkptError:
             # Reads say what is known here, which is nothing; warnings() says why.
             return None
-        make_private_dir(self.root)
-        owner = super()._create()
-        self._mirror.refresh(owner)
-        return owner
+        return self._refreshed()
 
     def _create(self) -> OwnerStore:
+        self._join()
+        return self._refreshed()
+
+    def _join(self) -> None:
         with translated("write to the state store"):
             self._mirror.join(super()._create)
+
+    def _refreshed(self) -> OwnerStore:
+        make_private_dir(self.root)
+        owner = super()._open()
+        if owner is not None:
+            # First: whether the store is encrypted, and which states there were before it was,
+            # is known from what other nodes have made.
+            self._mirror.refresh(owner)
         return super()._create()
 
     def _packs(self, owner: OwnerStore) -> PackSource:
         return TierPacks(LocalPacks(owner.packs), self._tier, self._remote, self._evict)
+
+    def _shared_packs(self, owner: OwnerStore) -> PackSource:
+        return SharedPacks(owner.packs)
 
     def _find(self, state_id: str) -> tuple[OwnerStore, Path]:
         try:

@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
+from jupyter_gpu_ckpt.store.remote import RemoteFiles
 from jupyter_gpu_ckpt.store.tiers import TieredStore
 from tests.harness.s3 import Proxy, S3Server
 from tests.store.conftest import KERNEL, make_meta, noise, pack_files, snapshot
@@ -380,6 +381,63 @@ def test_an_encrypted_store_on_two_nodes(node: Node, image: Path, tmp_path: Path
     with pytest.raises(CkptError) as error:
         without.state(saved.id)
     assert error.value.reason in ("key_missing", "wrong_key")
+
+
+def test_a_fresh_node_knows_how_the_store_is_encrypted(
+    node: Node, image: Path, tmp_path: Path
+) -> None:
+    """Even if the first thing that it does is a save: before it has listed anything."""
+    from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+
+    new_key_file(tmp_path / "key")
+    plain = node("a")
+    before = save(plain, image)
+    assert plain.stop(20) == []
+    sealing = KeyRing(KeyFile(tmp_path / "key"), [])
+    saved = save(node("b", sealing=sealing), image)  # the first one with a key, on a fresh node
+    b = node("b", sealing=sealing)
+    wait_durable(b, saved.id)
+    with pytest.raises(CkptError) as error:
+        save(node("without", start=False), image)
+    assert error.value.reason == "key_missing"
+    c = node("c", sealing=sealing)
+    save(c, image)
+    for number, store in enumerate((b, c)):
+        assert content(store, before.id, tmp_path / f"out {number}") == snapshot(image)
+
+
+def test_nothing_is_shared_that_another_node_can_delete(
+    node: Node, image: Path, tmp_path: Path
+) -> None:
+    a = node("a", limit=0)
+    first = save(a, image)
+    wait_for(lambda: not pack_files(a.root))
+    assert a.stop(5) == []
+    a = node("a", limit=0, start=False)
+    second = save(a, image)
+    b = node("b")
+    b.delete(first.id)
+    later = RemoteFiles.now
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteFiles, "now", lambda files: later(files) + 60)
+        assert b.gc(grace_seconds=1).packs
+    a.start()
+    wait_durable(a, second.id)
+    assert content(b, second.id, tmp_path / "out") == snapshot(image)
+
+
+def test_what_a_save_counts_on_is_not_evicted(node: Node, image: Path) -> None:
+    a = node("a")
+    first = save(a, image)
+    wait_durable(a, first.id)
+    a._limit = 0
+    with a.begin(KERNEL) as writer:
+        a._evict()
+        writer.add_tree(image)
+        second = writer.commit(make_meta())
+    assert second.parent == first.id
+    assert second.stored_size < first.stored_size // 4
+    wait_for(lambda: not pack_files(a.root))
 
 
 def test_two_servers_of_one_node_upload_each_state_once(
