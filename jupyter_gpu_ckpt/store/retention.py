@@ -38,7 +38,10 @@ class Policy(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Held(NamedTuple):
-    """What retention knows of a state: `created` in Unix seconds, `packs` are all it needs."""
+    """What retention knows of a state: `created` in Unix seconds, `packs` are all it needs.
+
+    One that is not `intact` takes no other's place: who needs a state cannot do with it.
+    """
 
     id: str
     kernel_id: str
@@ -47,6 +50,7 @@ class Held(NamedTuple):
     pinned: bool = False
     labelled: bool = False
     automatic: bool = False
+    intact: bool = True
 
 
 Why = Literal["rules", "age", "quota"]
@@ -128,7 +132,7 @@ def plan(
     now
         Unix time.
     living
-        Kernels that run anywhere or are lost: their newest state always stays.
+        Kernels that run anywhere or are lost: their newest intact state always stays.
     busy
         States that are in use right now.
     """
@@ -196,21 +200,22 @@ def _spared(
     newest: dict[str, Held] = {}
     for state in states:
         if state.kernel_id in living:
-            newest[state.kernel_id] = max(newest.get(state.kernel_id, state), state, key=_age)
+            newest[state.kernel_id] = max(newest.get(state.kernel_id, state), state, key=_use)
     pinned = (state.id for state in states if state.pinned)
     return frozenset({*pinned, *busy, *(state.id for state in newest.values())})
 
 
 def _kept_by_rules(states: Iterable[Held], policy: Policy) -> frozenset[str]:
     # Apart, or automatic saves would soon push out what a user saved with a purpose.
-    kinds: dict[tuple[str, bool], list[Held]] = {}
+    kinds: dict[tuple[str, bool, bool], list[Held]] = {}
     kept = set()
     for state in sorted(states, key=_age, reverse=True):
         # A label is a user's word that this one matters; it takes no other's place.
         if state.labelled:
             kept.add(state.id)
         else:
-            kinds.setdefault((state.kernel_id, state.automatic), []).append(state)
+            kind = state.kernel_id, state.automatic, state.intact
+            kinds.setdefault(kind, []).append(state)
     for mine in kinds.values():
         kept.update(state.id for state in mine[: policy.keep_last])
         kept |= _newest_of_each(mine, policy.keep_hourly, lambda s: s.created // _HOUR)
@@ -255,6 +260,10 @@ def _for_quota(
 
 def _age(state: Held) -> tuple[float, str]:
     return state.created, state.id
+
+
+def _use(state: Held) -> tuple[bool, float, str]:
+    return state.intact, state.created, state.id
 
 
 def _mib(size: int) -> str:

@@ -48,8 +48,8 @@ class Upkeep(Catalog):
         policy
             What is kept.
         living
-            Kernels that run anywhere, or are lost and may be brought back: their newest state
-            is never removed.
+            Kernels that run anywhere, or are lost and may be brought back: their newest intact
+            state is never removed.
         busy
             Ids of states that are in use right now.
         dry_run
@@ -114,7 +114,10 @@ class Upkeep(Catalog):
                     kernel_id = path.parent.parent.name
                     created = datetime.strptime(path.stem[:16], "%Y%m%dT%H%M%SZ")
                     age = created.replace(tzinfo=timezone.utc).timestamp()
-                    found.append(Held(path.stem, kernel_id, age, frozenset(packs), pinned=True))
+                    held = Held(
+                        path.stem, kernel_id, age, frozenset(packs), pinned=True, intact=False
+                    )
+                    found.append(held)
                 continue
             marks = read_marks(owner, path)
             found.append(
@@ -126,6 +129,7 @@ class Upkeep(Catalog):
                     pinned=marks.pinned,
                     labelled=bool(marks.label_of(body.meta.label)),
                     automatic=body.meta.reason != "user",
+                    intact=marks.damage is None,
                 )
             )
         return found

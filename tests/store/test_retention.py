@@ -90,6 +90,19 @@ def test_the_newest_state_of_a_kernel_that_may_come_back_stays() -> None:
         assert set(gone(states, policy, living={"k"}, busy={"older"})) == set()
 
 
+def test_a_damaged_state_takes_no_other_ones_place() -> None:
+    states = [
+        held("unreadable", 1, pinned=True)._replace(intact=False),
+        held("damaged", 2)._replace(intact=False),
+        held("damaged before", 3)._replace(intact=False),
+        held("whole", 40 * DAY),
+        held("older", 50 * DAY),
+    ]
+    assert set(gone(states, Policy(max_age=DAY), living={"k"})) == {"older"}
+    assert set(gone(states, Policy(keep_last=1))) == {"damaged", "damaged before", "older"}
+    assert set(gone(states[1:3], Policy(max_age=0), living={"k"})) == {"damaged before"}
+
+
 def test_quota_takes_the_oldest_first_and_none_in_vain() -> None:
     # "base" goes first, but its pack is needed by "next": no use. "alone" is what helps.
     states = [
