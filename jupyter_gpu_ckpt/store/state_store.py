@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from .kernel_store import WRITING
 from .keys import KeyRing
 from .layout import check_kernel_id, translated
 from .manifest import Body
+from .marks import read_marks
 from .owner import OwnerStore
 from .packs import LocalPacks, PackSource
 from .pool import Progress, worker_count
@@ -109,13 +111,14 @@ class StateStore(Upkeep):
         with translated(WRITING):
             likely = self._likely_parents(owner, kernel_id, parent)
             newest = max((body.created for body in likely), default=None)
-            for body in likely:
+            suspect = self._suspects(owner, likely)
+            for body in likely[:_PARENTS]:
                 if body.key_id != key_id:
                     continue
                 # Pinned first: from here on no collector takes what it is made of.
                 presence = Presence(owner.writers, state_id, pins={body.id: body.packs})
                 try:
-                    known = self._parent(owner, body)
+                    known = self._parent(owner, body, suspect)
                     if known is not None:
                         return self._writer(owner, kernel_id, state_id, presence, known, newest)
                 except BaseException:
@@ -131,9 +134,20 @@ class StateStore(Upkeep):
         if parent is not None:
             with suppress(CkptError):
                 found.insert(0, self._body(parent)[1])
-        return found[:_PARENTS]
+        return found
 
-    def _parent(self, owner: OwnerStore, body: Body) -> Parent | None:
+    def _suspects(self, owner: OwnerStore, bodies: Iterable[Body]) -> set[str]:
+        """Packs not to be counted on: found damaged here, or all of a state that is noted as such.
+
+        Which of its packs it is, the note does not say; storing anew costs space, but no state.
+        """
+        found = set(self._suspect)
+        for body in bodies:
+            if read_marks(owner, owner.manifest(body.meta.kernel_id, body.id)).damage is not None:
+                found.update(body.packs)
+        return found
+
+    def _parent(self, owner: OwnerStore, body: Body, suspect: set[str]) -> Parent | None:
         """Get ready to compare with a state; ``None`` if it is gone or cannot be read."""
         if not owner.manifest(body.meta.kernel_id, body.id).exists():
             return None
@@ -145,7 +159,7 @@ class StateStore(Upkeep):
         finally:
             source.close()
         packs = self._shared_packs(owner)
-        return Parent(body.id, index, owner, packs, memory=self._memory // 8, suspect=self._suspect)
+        return Parent(body.id, index, owner, packs, memory=self._memory // 8, suspect=suspect)
 
     def _writer(
         self,

@@ -242,6 +242,24 @@ def test_what_a_check_found_damaged_is_stored_again(
     assert snapshot(tmp_path / "back") == snapshot(two_files)
 
 
+def test_what_another_server_found_damaged_is_stored_again(
+    store: StateStore, save: Save, two_files: Path, tmp_path: Path
+) -> None:
+    record = save(two_files)
+    path, begin, _ = place_of(store, record.id, "noise.img")
+    flip(path, begin + 5)
+    newest = save(two_files)  # shares it; nobody has looked at this one
+    store.mark(record.id, damage="1.0 MB of it cannot be read back.")
+    another = StateStore(store.root, "ada")
+    with another.begin(KERNEL, parent=newest.id) as writer:
+        writer.add_tree(two_files)
+        again = writer.commit(make_meta())
+    assert another.verify(again.id).lost == []
+    with another.begin(KERNEL) as writer:
+        writer.add_tree(two_files)
+        assert writer.commit(make_meta()).stored_size < again.stored_size // 4, "shared again"
+
+
 @pytest.mark.parametrize("pack", ["../../../../etc/x", "/etc/x", "", "x\0y"])
 def test_no_pack_has_a_name_that_leads_out_of_the_store(
     store: StateStore, save: Save, image: Path, pack: str
