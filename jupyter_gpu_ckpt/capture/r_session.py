@@ -15,7 +15,7 @@ from typing import Final
 #: R sets it for its children; it is in its own memory only, not in ``/proc/PID/environ``.
 _VARIABLE: Final = re.compile(rb"R_SESSION_TMPDIR=(/[^\0]{1,4000})\0")
 #: Set while R starts, so near the begin of the heap. Bytes.
-_LOOKED_AT: Final = 16 << 20
+_LOOKED_AT: Final = 4 << 20
 _HEAP: Final = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw.*\[heap\]$", re.MULTILINE)
 _IS_R: Final = re.compile(rb" /\S.*/(?:libR\.so|bin/exec/R)$", re.MULTILINE)
 
