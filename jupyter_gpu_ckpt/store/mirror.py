@@ -6,6 +6,7 @@ each object that changed since.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from .owner import OwnerStore
 from .remote import Listed, RemoteFiles, RemoteOwner
 
 _PARALLEL: Final = 8
+_KEY_RECORD: Final = re.compile(r"keys/([0-9a-f]{16}\.json)")
 #: How old what is listed may be, and how long a remote tier that failed is left alone; seconds.
 _FRESH: Final = 2.0
 _FIRST_REST, _LONGEST_REST = 10.0, 60.0
@@ -114,8 +116,12 @@ class Mirror:
         """Have the records of keys in both tiers; they are made once and never altered."""
         there = self._hasty.objects.list("keys")
         for name, found in there.items():
-            path = folder / name.removeprefix("keys/")
-            if not path.exists() and "/" not in path.name and path.suffix == ".json":
+            # Whoever can write there can name an object as he likes.
+            record = _KEY_RECORD.fullmatch(name)
+            if record is None:
+                continue
+            path = folder / record[1]
+            if not path.exists():
                 data = self._hasty.maybe(name, found)
                 if data is not None:
                     self._tier.write(path, data)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.store.objects import Found, Objects
 from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
 from jupyter_gpu_ckpt.store.remote import RemoteFiles
 from jupyter_gpu_ckpt.store.tiers import TieredStore
@@ -404,6 +405,27 @@ def test_a_fresh_node_knows_how_the_store_is_encrypted(
     save(c, image)
     for number, store in enumerate((b, c)):
         assert content(store, before.id, tmp_path / f"out {number}") == snapshot(image)
+
+
+def test_no_name_in_the_bucket_leads_out_of_the_local_tier(
+    node: Node, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = node("a")
+    wait_durable(a, save(a, image).id)
+    evil = ["keys/../../../evil.json", "keys//etc/evil.json", "keys/evil.json", "keys/a/b.json"]
+    listed = Objects.list
+
+    def more(objects: Objects, prefix: str) -> dict[str, Found]:
+        """What a bucket may hold; not every server lets us make it so."""
+        found = listed(objects, prefix)
+        return found | {name: Found(2, "1", 0.0) for name in evil if name.startswith(prefix)}
+
+    monkeypatch.setattr(Objects, "list", more)
+    monkeypatch.setattr(Objects, "get", lambda *_: b"{}")
+    b = node("b", start=False)
+    before = {path for path in tmp_path.rglob("*.json") if path.is_file()}
+    b._mirror.keys(b.root / "ada" / "keys")
+    assert {path for path in tmp_path.rglob("*.json") if path.is_file()} == before
 
 
 def test_nothing_is_shared_that_another_node_can_delete(
