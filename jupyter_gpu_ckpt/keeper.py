@@ -328,7 +328,7 @@ class Keeper(GpuCkpt):
         """Remove what is left of a kernel that does not run, unless it has states."""
 
         def tidy() -> None:
-            if not self.store.states(kernel_id):
+            if not self.store.has_states(kernel_id):
                 self.store.delete_kernel(kernel_id)
                 log = self.launching.log_folder() / f"{kernel_id}.log"
                 for path in (log, log.with_name(log.name + ".supervisor")):

@@ -292,9 +292,12 @@ class Leases:
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
 
     def forget_stateless(self) -> None:
-        """Remove the records of lost kernels that no state was made of; for a worker thread."""
+        """Remove the records of lost kernels that no state was made of; for a worker thread.
+
+        States that cannot be read count: their key may only be missing for now.
+        """
         for record in self._store.kernels():
-            if self._is_lost(record) and not self._store.states(record.kernel_id):
+            if self._is_lost(record) and not self._store.has_states(record.kernel_id):
                 self._store.delete_kernel(record.kernel_id)
 
     def last_path(self, kernel_id: str) -> str | None:

@@ -64,6 +64,15 @@ class Catalog(KernelStore):
         ]
         return sorted(bad, reverse=True)
 
+    def has_states(self, kernel_id: str) -> bool:
+        """Whether there is any state of a kernel, also one that cannot be read now."""
+        check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return False
+        with translated(READING):
+            return any(True for _ in manifests_of(owner.states_of(kernel_id)))
+
     def state(self, state_id: str) -> StateRecord:
         """Look up one state.
 

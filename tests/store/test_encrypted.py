@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
-from jupyter_gpu_ckpt.store import StateRecord, StateStore
+from jupyter_gpu_ckpt.recovery import Leases
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateRecord, StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+from jupyter_gpu_ckpt.tracking import Tracker
 
 from .conftest import KERNEL, collect_all, make_meta, noise, pack_files, snapshot
 
@@ -172,6 +175,45 @@ def test_a_key_that_cannot_be_had_stops_saves_before_they_begin(
     store = StateStore(root, "ada", sealing=KeyRing(keys[0]))
     assert reason(lambda: store.begin(KERNEL)) == "wrong_key"
     assert snapshot(root) == before
+
+
+def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
+    root: Path, sealed: StateStore, keys: list[KeyFile], image: Path
+) -> None:
+    save(sealed, image)
+    lease = Lease(node_id="gone", hostname="h", boot_id="b", server_pid=1, server_start=0.0,
+                  renewed=0.0, ttl=0.0)  # fmt: skip
+    for kernel_id in (KERNEL, "stateless"):
+        sealed.put_kernel(
+            KernelRecord(kernel_id=kernel_id, kernel_name="p", display_name="P", lease=lease)
+        )
+    for path in root.glob("ada/kernels/*/kernel.json"):
+        os.utime(path, (0, 0))
+    text = keys[0].path.read_text()
+    keys[0].path.unlink()
+
+    nobody = Tracker(*[lambda *_: None] * 6)  # type: ignore[arg-type]
+
+    def leases() -> Leases:
+        async def paths() -> dict[str, str]:
+            return {}
+
+        store = StateStore(root, "ada", sealing=KeyRing(keys[0]))
+        return Leases(
+            store,
+            nobody,
+            paths,
+            ttl=1.0,
+            interval=1.0,
+            on_fenced=lambda kernel, host: None,
+            log=logging.getLogger(),
+        )
+
+    leases().forget_stateless()
+    assert [record.kernel_id for record in sealed.kernels()] == [KERNEL]
+    keys[0].path.write_text(text)
+    keys[0].path.chmod(0o600)
+    assert [lost.record.kernel_id for lost in leases().lost()] == [KERNEL]
 
 
 # -- a forger, who can write to the store and has read its store.json ------------------------------
