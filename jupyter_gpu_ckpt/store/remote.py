@@ -111,10 +111,6 @@ class RemoteOwner:
 
     # -- being present -------------------------------------------------------------------
 
-    def is_present(self, name: str) -> bool:
-        """Whether a presence is still there."""
-        return self.objects.size(f"writers/{name}.json") is not None
-
     @contextmanager
     def present(self, name: str, packs: Iterable[str]) -> Iterator[None]:
         """Be seen by collectors, which spare `packs`, and those of the state called `name`.

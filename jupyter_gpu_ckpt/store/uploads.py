@@ -200,9 +200,9 @@ class Uploader:
                 remote.objects.put(
                     remote.marks_name(state.kernel_id, state.state_id), marks.read_bytes()
                 )
-            if not remote.is_present(state.state_id):
-                # Held up for so long that a collector may have taken it for dead.
-                self._send_packs(owner, state, needed)
+            # A collector that saw neither presence nor manifest (it looked just before, or took
+            # this for dead) may have removed what was there of a state that is deleted by now.
+            self._send_packs(owner, state, needed)
             self._tier.set_durable(state.state_id)
             try:
                 self._manifest(state)

@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store.objects import Found, Objects
+from jupyter_gpu_ckpt.store.packs import pack_key
 from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
 from jupyter_gpu_ckpt.store.remote import RemoteFiles
 from jupyter_gpu_ckpt.store.tiers import TieredStore
@@ -446,6 +447,31 @@ def test_nothing_is_shared_that_another_node_can_delete(
     a.start()
     wait_durable(a, second.id)
     assert content(b, second.id, tmp_path / "out") == snapshot(image)
+
+
+def test_a_pack_that_is_collected_during_the_upload_is_sent_again(
+    node: Node, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = node("a")
+    first = save(a, image)
+    assert a.stop(20) == []
+    put = Objects.put
+    harmed: list[str] = []
+
+    def late(objects: Objects, name: str, data: bytes, **how: bool) -> bool:
+        """A collector that looked before the upload began, and removes at its very end."""
+        if "/states/" in name and not harmed:
+            harmed.append(name)
+            objects.delete(f"packs/{pack_key(f'{first.id}-0000')}")
+        return put(objects, name, data, **how)
+
+    a = node("a", start=False)
+    second = save(a, image)
+    monkeypatch.setattr(Objects, "put", late)
+    a.start()
+    wait_durable(a, second.id)
+    assert harmed
+    assert content(node("b"), second.id, tmp_path / "out") == snapshot(image)
 
 
 def test_what_a_save_counts_on_is_not_evicted(node: Node, image: Path) -> None:
