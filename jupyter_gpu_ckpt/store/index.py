@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from .codec import BLOB_PAGES, PAGE, Scratch, decode
+from .codec import BLOB, BLOB_PAGES, PAGE, Scratch, decode
 from .columns import from_column, to_column
 from .damage import Damaged, TooNew
 from .manifest import NAME_SIZE, Body
@@ -305,6 +305,7 @@ def _take_blobs(index: Index, columns: Sequence[bytes]) -> None:
         max(blobs.pack) >= len(index.packs)
         or max(blobs.pages) > BLOB_PAGES
         or min(blobs.pages) == 0
+        or max(blobs.length) > BLOB + PAGE  # each is read into memory as a whole
     ):
         raise ValueError("blobs of no pack, or of an impossible size")
 

@@ -279,6 +279,13 @@ def test_no_pack_has_a_name_that_leads_out_of_the_store(
         store.state(record.id)
 
 
+def test_a_block_cannot_fill_the_memory(store: StateStore, save: Save, image: Path) -> None:
+    with store.open(save(image).id) as reader:
+        reader.index.blobs.length[0] = 1 << 31
+        with pytest.raises(Damaged, match="unreadable"):
+            decode_index(encode_index(reader.index))
+
+
 def test_a_footer_cannot_fill_the_memory(tmp_path: Path) -> None:
     pack, key, sealing = "20261201T000000Z-00000000-0000", bytes(32), NullSealing(bytes(32))
     bomb = zstandard.ZstdCompressor().compress(bytes(48 << 20))
