@@ -15,7 +15,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-from jupyter_gpu_ckpt.capture import files, images
+from jupyter_gpu_ckpt.capture import files, images, transactions
 from jupyter_gpu_ckpt.capture.files import NodeLocalEntry
 from jupyter_gpu_ckpt.capture.native import KernelCapture, find_kernel_capture
 from jupyter_gpu_ckpt.capture.peers import wait_for_peers
@@ -72,6 +72,15 @@ class RunningKernel:
         arguments = {"timeout": 30, "ghost_limit": 64 << 20, "window_dirs": (), **options}
         capture = KernelCapture(self.kernel_capture)
         return images_dir, finish(capture.dump(self.pid, images_dir, **arguments))
+
+    def dump_between_transactions(self) -> Path:
+        """A dump as the keeper makes it: not while IPython writes its history."""
+        for _ in range(20):
+            lasting = transactions.wait_for_end(self.pid, timeout=5)
+            images_dir, _ = self.dump()
+            if not transactions.in_images(images_dir, lasting=lasting, dirs=()):
+                return images_dir
+        raise AssertionError("the kernel writes its history all the time")
 
     def save(self, dirs: Sequence[str]) -> tuple[Path, list[NodeLocalEntry]]:
         """A dump with the node-local files below ``dirs``."""

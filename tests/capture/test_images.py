@@ -77,7 +77,7 @@ def test_a_file_that_grew_since_the_save_stops_no_restore(
 ) -> None:
     kernel = start_kernel(history=True)
     kernel.run("x = 41")
-    images_dir, _ = kernel.dump()
+    images_dir = kernel.dump_between_transactions()
     kernel.run("y = 1")
     kernel.kill()
     (history,) = (kernel.folder / "ipython").rglob("history.sqlite")
