@@ -348,7 +348,7 @@ class Keeper(GpuCkpt):
     def _check_store(self) -> list[models.DoctorCheck]:
         """Raise what would keep a save from being written; in a worker thread.
 
-        Returns a warning for each state that lists leave out because it is damaged.
+        Returns a warning for each state that is damaged.
         """
         self.store.usage()
         folder = existing(self.store_folder())

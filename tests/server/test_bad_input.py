@@ -235,11 +235,11 @@ def test_a_damaged_manifest(saved: Saved, harm: Callable[[bytes], bytes]) -> Non
     intact = manifest.read_bytes()
     manifest.write_bytes(harm(intact))
     assert manifest.read_bytes() != intact
-    assert bad not in [s["id"] for s in saved.api.get("/states")]
+    (listed,) = [s for s in saved.api.get("/states") if s["id"] == bad]
+    assert "damaged" in listed["damage"]
     for method, path in (("GET", ""), ("POST", "/restore")):
         assert_clear(saved.api.error(method, f"/states/{bad}{path}", 422), "state_damaged")
     assert manifest.exists()
-    # No list shows it any more, so the doctor does.
     checks = saved.api.get("/doctor")["checks"]
     (warning,) = [check for check in checks if bad in check["message"]]
     assert warning["status"] == "warning" and bad in warning["hint"]
