@@ -44,7 +44,8 @@ def test_save_list_inspect_restore_and_delete(shell: Shell, start: Start) -> Non
     assert (state["label"], state["path"]) == ("before lunch", "daily.ipynb")
 
     listed = shell.run("states", "--path", "daily.ipynb").stdout.splitlines()
-    assert listed[0].split() == ["State", "Notebook", "Kernel", "Saved", "Why", "Size", "Node"]
+    columns = ["State", "Notebook", "Kernel", "Saved", "Why", "Size", "Frees", "Marks", "Node"]
+    assert listed[0].split() == columns
     # In a pipe a state is one line, whole.
     assert len(listed) == 2
     assert listed[1].startswith(state["id"]) and "before lunch" in listed[1]
