@@ -158,7 +158,8 @@ class Kernel:
         self.pid: int = self.supervisor.expect("started")["pid"]
 
     def lines(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
+        """The lines of the log that are whole."""
+        return self.log.read_text().split("\n")[:-1] if self.log.exists() else []
 
     def wait_line(self, text: str, timeout: float = 20) -> str:
         found: str = wait_until(

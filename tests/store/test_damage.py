@@ -190,11 +190,13 @@ def test_a_pack_that_is_cut_off_or_missing(
     result = store.verify(record.id)
     assert victim.stem in result.footers
     assert all(victim.stem in lost.why for lost in result.lost)
-    # All but the page that the second save stored, or what is left of the pack.
     gone = sum(lost.length for lost in result.lost)
-    assert gone == {0: 3 << 20, 7: 3 << 20, 0.3: 3 << 20, 0.9: 1 << 20}[to] - (
-        0 if to == 0.9 else 4096
-    )
+    # The second save stored a page of the first block. Which of the blocks, which are stored in
+    # parallel, lies at the end of the pack is left to chance.
+    if to == 0.9:
+        assert gone in (1 << 20, (1 << 20) - 4096)
+    else:
+        assert gone == (3 << 20) - 4096
 
 
 def test_a_damaged_footer_loses_nothing(
