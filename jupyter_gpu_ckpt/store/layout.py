@@ -20,6 +20,9 @@ _STATE_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}\Z")
 #: How file systems say that they know no hard links.
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
+# How often to make a folder that another process removes because it is empty.
+_ATTEMPTS = 100
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -102,24 +105,27 @@ def translated(doing: str) -> Iterator[None]:
 def make_private_dir(path: Path) -> None:
     """Create `path`, mode 0700 whatever the umask; missing parents likewise.
 
+    Another process may remove empty folders meanwhile: it is made anew then.
+
     Raises
     ------
     OSError
-        Something is in the way or may not be written.
+        Something is in the way or may not be written, or the folder goes whenever it is made.
     """
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return
-    except FileNotFoundError:
-        if path.parent == path:
-            raise
-        make_private_dir(path.parent)
-        make_private_dir(path)
-        return
-    os.chmod(path, 0o700)
+    for attempt in range(_ATTEMPTS):
+        try:
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)
+            return
+        except FileExistsError:
+            if path.is_dir():
+                return
+            if attempt == _ATTEMPTS - 1:
+                raise
+        except FileNotFoundError:
+            if path.parent == path or attempt == _ATTEMPTS - 1:
+                raise
+            make_private_dir(path.parent)
 
 
 def check_safe_root(root: Path) -> None:
@@ -217,14 +223,14 @@ def move_into(temporary: Path, path: Path) -> None:
     OSError
         The file has not got its name.
     """
-    for attempt in range(8):
+    for attempt in range(_ATTEMPTS):
         try:
             make_private_dir(path.parent)
             os.rename(temporary, path)
             break
         except FileNotFoundError:
             # Another process removed the folder because it was empty.
-            if attempt == 7:
+            if attempt == _ATTEMPTS - 1:
                 raise
     try:
         with suppress(FileNotFoundError):  # already removed again

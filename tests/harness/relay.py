@@ -10,6 +10,8 @@ import socket
 import threading
 from pathlib import Path
 
+from tests.harness.connections import Connections
+
 CLONE_NEWNET = 0x40000000
 
 
@@ -26,7 +28,7 @@ class Relay:
         self._namespace = os.open(namespace, os.O_RDONLY)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Event | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections = Connections(self._accept)
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"relay-{port}", daemon=True)
         self._thread.start()
@@ -50,34 +52,18 @@ class Relay:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
-        server = await asyncio.start_server(self._accept, sock=self._listener)
+        server = await asyncio.start_server(self._connections.accepted, sock=self._listener)
         self._up.set()
         await self._done.wait()
         server.close()
-        # Connections that were accepted just now get their tasks in the next turns of the loop.
-        for _ in range(3):
-            await asyncio.sleep(0)
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._connections.end()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-        try:
-            node_reader, node_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
-            return
+        node_reader, node_writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             await asyncio.gather(_copy(reader, node_writer), _copy(node_reader, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
         finally:
-            for side in (writer, node_writer):
-                side.transport.abort()
+            node_writer.transport.abort()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from tests.harness.connections import Connections
 from tests.harness.node import REPOSITORY
 
 KEY, SECRET = "TESTKEY", "TESTSECRET"
@@ -201,7 +202,7 @@ class Proxy:
         self._server_port = server_port
         self._faults: list[list[Any]] = []
         self._listener: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections = Connections(self._accept)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -251,35 +252,24 @@ class Proxy:
     async def _listen(self) -> None:
         if self._listener is None:
             self._listener = await asyncio.start_server(
-                self._accept, "127.0.0.1", self.port, limit=1 << 20
+                self._connections.accepted, "127.0.0.1", self.port, limit=1 << 20
             )
 
     async def _close(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connections.end()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        server: asyncio.StreamWriter | None = None
+        from_server, server = await asyncio.open_connection(
+            "127.0.0.1", self._server_port, limit=1 << 20
+        )
         try:
-            from_server, server = await asyncio.open_connection(
-                "127.0.0.1", self._server_port, limit=1 << 20
-            )
             while await self._exchange(reader, writer, from_server, server):
                 pass
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
         finally:
-            self._tasks.discard(task)
-            for side in (writer, server):
-                if side is not None:
-                    side.transport.abort()
+            server.transport.abort()
 
     def _fault_of(self, request: Request) -> Kind | None:
         for entry in self._faults:

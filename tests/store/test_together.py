@@ -17,6 +17,7 @@ import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store.layout import create_file, make_private_dir, move_into
 
 from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
 
@@ -253,3 +254,30 @@ assert record in store.states()
     store = StateStore(root, "ada")
     assert len(store.states()) == 4
     assert store.damaged() == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_folder_that_another_removes_is_made_anew(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever deletes a kernel's last state removes its folder, just when the next one comes."""
+    place = tmp_path / "kernels" / "kernel" / "state"
+    make_dir = os.mkdir
+    times = dict.fromkeys([place.parent, place.parent.parent], 3)
+
+    def beside_a_remover(path: Path, mode: int) -> None:
+        times[path] = times.get(path, 0) - 1
+        if times[path] < 0:
+            make_dir(path, mode)
+        elif when == "before":
+            raise FileExistsError  # it was there, and goes before anybody looks again
+        else:
+            make_dir(path, mode)
+            os.rmdir(path)
+
+    monkeypatch.setattr(os, "mkdir", beside_a_remover)
+    create_file(tmp_path / "temporary", b"state")
+    move_into(tmp_path / "temporary", place)
+    assert place.read_bytes() == b"state"
+    with pytest.raises(FileExistsError):
+        make_private_dir(place)
