@@ -203,6 +203,8 @@ class Operation(msgspec.Struct):
 
     ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
     ``shutdown``, ``cull``); for restores ``death`` or ``lost``.
+
+    ``phases`` says how many seconds after ``started`` each phase began that it has come to.
     """
 
     id: str
@@ -218,6 +220,7 @@ class Operation(msgspec.Struct):
     finished: str | None = None
     result: OperationResult | None = None
     error: ErrorBody | None = None
+    phases: dict[str, float] = {}
 
 
 class Kernel(msgspec.Struct, frozen=True):

@@ -121,6 +121,7 @@ class Run:
         new_phase = phase is not None and phase != self.model.phase
         if phase is not None:
             self.model.phase = phase
+            self.model.phases.setdefault(phase, round(time.monotonic() - self.began, 3))
         if progress is not None:
             self.model.progress = max(self.model.progress, min(1.0, progress))
         self._changed(self, new_phase)

@@ -29,11 +29,25 @@ logging.getLogger("tornado").addHandler(logging.NullHandler())
 T = TypeVar("T")
 
 
-class _UnixResolver(Resolver):
+class UnixResolver(Resolver):
     """Reaches a server that listens on a Unix socket: the host part names the socket."""
 
     async def resolve(self, host: str, port: int, family: Any = None) -> list[tuple[int, Any]]:
         return [(socket.AF_UNIX, urldecode_unix_socket_path(host))]
+
+
+class _StockError(msgspec.Struct, frozen=True):
+    """What the Jupyter Server's own API says when it fails."""
+
+    message: str
+
+
+def _stock(response: HTTPResponse) -> ErrorBody | None:
+    try:
+        said = msgspec.json.decode(response.body, type=_StockError)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return ErrorBody(said.message, "unknown_path" if response.code == 404 else "internal")
 
 
 class Server:
@@ -75,21 +89,26 @@ class Server:
         self.url = urlunsplit((parts.scheme, parts.netloc, path + "/", "", ""))
         self.root_dir = root_dir
         self._token = token or in_query
-        self._verify = verify
+        #: Whether its TLS certificate is checked.
+        self.verify = verify
 
     def get(self, kind: type[T], *parts: str, **query: str | None) -> T:
         """GET a resource below ``/gpu-ckpt/api``, as `kind`; raises `CliError`."""
-        return self._decode(kind, self._request("GET", parts, query))
+        return self.decode(kind, self._request("GET", parts, query))
 
     def post(
         self, kind: type[T], *parts: str, body: Any = None, timeout: float = REQUEST_TIMEOUT
     ) -> T:
         """POST to a resource; returns the answer as `kind`; raises `CliError`."""
-        return self._decode(kind, self._request("POST", parts, {}, body or {}, timeout))
+        return self.decode(kind, self._request("POST", parts, {}, body or {}, timeout))
+
+    def put(self, kind: type[T], *parts: str, body: Any) -> T:
+        """PUT a resource; returns the answer as `kind`; raises `CliError`."""
+        return self.decode(kind, self._request("PUT", parts, {}, body))
 
     def patch(self, kind: type[T], *parts: str, body: Any) -> T:
         """PATCH a resource; returns the answer as `kind`; raises `CliError`."""
-        return self._decode(kind, self._request("PATCH", parts, {}, body))
+        return self.decode(kind, self._request("PATCH", parts, {}, body))
 
     def delete(self, *parts: str) -> None:
         """DELETE a resource; raises `CliError`."""
@@ -99,6 +118,21 @@ class Server:
         """Dismiss a lost kernel; raises `CliError`."""
         self._request("POST", ("lost", kernel_id, "dismiss"), {}, {})
 
+    def jupyter(
+        self, method: str, path: str, *, body: Any = None, timeout: float = REQUEST_TIMEOUT
+    ) -> HTTPResponse:
+        """Ask the Jupyter Server itself: a path below ``/api``, quoted; raises `CliError`."""
+        return self._fetch(method, f"api/{path}", {}, body, timeout)
+
+    def headers(self) -> dict[str, str]:
+        """What lets a request in."""
+        # A server without authentication still wants an XSRF token from what could be a browser.
+        xsrf = secrets.token_hex(16)
+        headers = {"Accept": "application/json", "Cookie": f"_xsrf={xsrf}", "X-XSRFToken": xsrf}
+        if self._token:
+            headers["Authorization"] = f"token {self._token}"
+        return headers
+
     def _request(
         self,
         method: str,
@@ -107,17 +141,19 @@ class Server:
         body: Any = None,
         timeout: float = REQUEST_TIMEOUT,
     ) -> HTTPResponse:
+        path = "/".join(["gpu-ckpt", "api", *(quote(p, safe="") for p in parts)])
+        return self._fetch(method, path, query, body, timeout)
+
+    def _fetch(
+        self, method: str, below: str, query: dict[str, str | None], body: Any, timeout: float
+    ) -> HTTPResponse:
         address = urlsplit(self.url)
-        path = address.path + "/".join(["gpu-ckpt", "api", *(quote(p, safe="") for p in parts)])
+        path = address.path + below
         asked = {key: value for key, value in query.items() if value is not None}
         # What a script asks for does not show that a person is there.
         asked["no_track_activity"] = "1"
         scheme = "http" if address.scheme == "http+unix" else address.scheme
-        # A server without authentication still wants an XSRF token from what could be a browser.
-        xsrf = secrets.token_hex(16)
-        headers = {"Accept": "application/json", "Cookie": f"_xsrf={xsrf}", "X-XSRFToken": xsrf}
-        if self._token:
-            headers["Authorization"] = f"token {self._token}"
+        headers = self.headers()
         if body is not None:
             headers["Content-Type"] = "application/json"
         request = HTTPRequest(
@@ -128,9 +164,9 @@ class Server:
             connect_timeout=CONNECT_TIMEOUT,
             request_timeout=timeout,
             follow_redirects=False,
-            validate_cert=self._verify,
+            validate_cert=self.verify,
         )
-        options = {"resolver": _UnixResolver()} if address.scheme == "http+unix" else {}
+        options = {"resolver": UnixResolver()} if address.scheme == "http+unix" else {}
         client = HTTPClient(SimpleAsyncHTTPClient, **options)
         try:
             return client.fetch(request)
@@ -145,7 +181,8 @@ class Server:
         finally:
             client.close()
 
-    def _decode(self, kind: type[T], response: HTTPResponse) -> T:
+    def decode(self, kind: type[T], response: HTTPResponse) -> T:
+        """An answer as `kind`; raises `CliError`."""
         try:
             return msgspec.json.decode(response.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -158,10 +195,11 @@ class Server:
     def _refused(self, error: HTTPClientError) -> CliError:
         if isinstance(error, HTTPStreamClosedError) or error.response is None:
             return self._unreachable(error.message)
+        body: ErrorBody | None
         try:
             body = msgspec.json.decode(error.response.body, type=ErrorBody)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            body = None
+            body = _stock(error.response)
         if body is not None and error.code != 403:
             return CliError(body.message, body.reason, hint=body.hint, details=body.details)
         if error.code in (301, 302, 401, 403):

@@ -11,7 +11,7 @@ import click
 
 from .. import __version__
 from ..models import Doctor, Kernel, LostKernel, Operation
-from . import follow, show, states
+from . import drill, follow, show, states
 from .errors import CliError
 from .options import report, server_options, wait_options
 from .select import Target
@@ -133,6 +133,7 @@ def lost(
 
 for command in states.commands:
     cli.add_command(command)
+cli.add_command(drill.drill)
 
 
 def run(arguments: Sequence[str]) -> int:

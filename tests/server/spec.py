@@ -68,6 +68,8 @@ def _unknown(schema: dict[str, Any], value: Any, where: str = "") -> list[str]:
     if isinstance(value, list):
         return [found for entry in value for found in _unknown(schema["items"], entry, where)]
     if isinstance(value, dict):
+        if isinstance(each := schema.get("additionalProperties"), dict):  # a map: any name will do
+            return [found for name in value for found in _unknown(each, value[name], f"{where}.*")]
         properties = schema.get("properties", {})
         missing = [f"{where}.{name}" for name in value if name not in properties]
         return missing + [

@@ -40,8 +40,11 @@ def test_save_and_roll_back(api: Api, start: Start) -> None:
     assert described in api.get("/kernels")
 
     kernel.run("x = 0")
-    restored = api.done(f"/states/{state['id']}/restore", {"mode": "rollback"})
-    assert restored["kernel_id"] == kernel.id
+    restored = api.finish(api.begin(f"/states/{state['id']}/restore", {"mode": "rollback"}))
+    assert restored["result"]["kernel_id"] == kernel.id
+    assert list(restored["phases"]) == ["reading", "checking", "restoring", "connecting"]
+    times = list(restored["phases"].values())
+    assert times[0] >= 0 and times == sorted(times) and times[-1] <= restored["result"]["seconds"]
     assert kernel.run("print(x + 1)") == "42"
 
 
