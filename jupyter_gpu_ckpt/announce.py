@@ -52,14 +52,14 @@ class Announcer:
         )
 
     def restore_failed(
-        self, record: StateRecord, path: str | None, cause: str, message: str
+        self, kernel_id: str, state_id: str, path: str | None, cause: str, message: str
     ) -> None:
         """A kernel has no process any more and could not be restored."""
         self._kernel(
             "restore_failed",
-            record.meta.kernel_id,
+            kernel_id,
             path=path,
-            state_id=record.id,
+            state_id=state_id,
             cause=cause,
             message=f"{message} The saved state is kept; an empty kernel is started.",
         )

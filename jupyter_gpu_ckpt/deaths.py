@@ -1,4 +1,4 @@
-"""Whether a kernel's unexpected death is answered with a restore, and of which state."""
+"""Whether a kernel's unexpected death is answered with a restore, and of which states."""
 
 from __future__ import annotations
 
@@ -63,13 +63,11 @@ class DeathPolicy:
         """Whether there is a state of the process that runs."""
         return bool(self._own)
 
-    def state_to_restore(self) -> str | None:
-        """Id of the state to restore after a death now, or ``None`` to start empty.
+    def states_to_restore(self) -> list[str]:
+        """Ids of the states to restore after a death now, best one first; none to start empty.
 
-        Called once for each death.
+        The next one is for the case that the one before it is damaged. Called once for each death.
         """
         quick = self._restored_at is not None and self._clock() - self._restored_at < self._window
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
-        if self._quick_deaths > self._limit or not self._own:
-            return None
-        return self._own[-1]
+        return [] if self._quick_deaths > self._limit else self._own[::-1]

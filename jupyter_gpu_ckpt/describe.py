@@ -127,7 +127,7 @@ def kernel(
 
 
 def lost_kernel(lost: LostRecord) -> LostKernel:
-    """A lost kernel and its newest state."""
+    """A lost kernel and its newest state that is whole."""
     record, newest = lost.record, lost.state
     seen = datetime.fromtimestamp(lost.last_seen, timezone.utc)
     return LostKernel(
@@ -142,6 +142,7 @@ def lost_kernel(lost: LostRecord) -> LostKernel:
     )
 
 
+        damaged=list(lost.damaged),
 def _node(node: dict[str, Any]) -> Node:
     return Node(
         id=str(node.get("id", "")),

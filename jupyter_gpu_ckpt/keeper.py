@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from . import describe, models
@@ -233,7 +233,9 @@ class Keeper(GpuCkpt):
             except CkptError as error:
                 if error.reason != "cancelled" and not run.cancellable:
                     # The old process had been ended for it.
-                    self.announce.restore_failed(record, path, "user", error.message)
+                    self.announce.restore_failed(
+                        kernel.kernel_id, record.id, path, "user", error.message
+                    )
                 raise
 
         return self.begin("restore", kernel.kernel_id, work, path=path, state_id=record.id)
@@ -246,16 +248,18 @@ class Keeper(GpuCkpt):
         cause: Literal["user", "lost"],
         *,
         wait: bool = False,
+        notes: Sequence[str] = (),
     ) -> Run:
         """Start bringing in a kernel that this server does not have; ``busy``.
 
-        ``wait``: give the server that runs it the time to see that it is taken over.
+        ``wait``: give the server that runs it the time to see that it is taken over. ``notes`` are
+        told with the result.
         """
 
         async def work(run: Run) -> models.OperationResult:
             async with self.leases.claimed(kernel_id, run.cancel_event if wait else None):
                 run.check_cancelled()
-                return await Restore(self, record, cause).revive(run)
+                return await Restore(self, record, cause, notes).revive(run)
 
         return self.begin("restore", kernel_id, work, path=path, state_id=record.id, cause=cause)
 

@@ -9,9 +9,10 @@ from jupyter_core.utils import ensure_async
 
 from . import describe, models
 from .errors import CkptError
-from .operations import in_thread
+from .operations import Run, in_thread
 from .recovery import LostRecord
 from .roster import unknown_kernel
+from .saved import passed_over
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -58,13 +59,18 @@ class LostKernels:
         keeper, kernel_id = self._keeper, lost.record.kernel_id
         try:
             async with self._turns:
-                await self.restore(kernel_id)
-                run = keeper.running(kernel_id)
-                if run is not None and run.task is not None:
+                tried: str | None = ""
+                while True:
+                    run = keeper.running(kernel_id) or await self._begin(kernel_id)
+                    assert run.task is not None
                     await asyncio.wait([run.task])
                     if run.model.status == "done":
                         self._seen.discard(kernel_id)
                         return
+                    error, tried, before = run.model.error, run.model.state_id, tried
+                    # A damaged state is noted as such, so that the next try is of an older one.
+                    if error is None or error.reason != "state_damaged" or tried == before:
+                        break
         except CkptError as error:
             keeper.log.warning("Kernel %s was not restored: %s", kernel_id, error.message)
         self._left.add(kernel_id)
@@ -96,14 +102,24 @@ class LostKernels:
         ]
 
     async def restore(self, kernel_id: str) -> models.Operation:
-        """Start bringing a lost kernel back from its newest state; ``unknown_kernel``, ``busy``."""
+        """Start bringing a lost kernel back from its newest state that is not known as damaged.
+
+        ``unknown_kernel``, ``busy``.
+        """
+        self._keeper.check_free(kernel_id)
+        return (await self._begin(kernel_id)).model
+
+    async def _begin(self, kernel_id: str) -> Run:
         keeper = self._keeper
-        keeper.check_free(kernel_id)
         for lost in await self._found():
             if lost.record.kernel_id == kernel_id:
                 await keeper.ability.probe()
                 path = lost.record.path or lost.state.meta.path
-                return keeper.revive(lost.state, kernel_id, path, "lost").model
+                notes = [
+                    passed_over(state_id, CkptError("state_damaged", damage))
+                    for state_id, damage in lost.damaged.items()
+                ]
+                return keeper.revive(lost.state, kernel_id, path, "lost", notes=notes)
         raise unknown_kernel()
 
     async def dismiss(self, kernel_id: str) -> None:

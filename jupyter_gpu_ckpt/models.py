@@ -241,7 +241,8 @@ class LostKernel(msgspec.Struct, frozen=True):
     """A kernel that ended without its user's wish and has at least one state.
 
     ``why``: it was lost with its server or node, or saved and then ended because the server was
-    stopped (``shutdown``) or by its culler (``cull``).
+    stopped (``shutdown``) or by its culler (``cull``). ``state`` is the newest one that is not
+    known to be damaged; ``damaged`` are the ids of newer ones that are.
     """
 
     kernel_id: str
@@ -252,6 +253,7 @@ class LostKernel(msgspec.Struct, frozen=True):
     last_seen: str
     state: State
     why: Literal["lost", "shutdown", "cull"] = "lost"
+    damaged: list[str] = []
 
 
 class DoctorCheck(msgspec.Struct, frozen=True):

@@ -31,15 +31,23 @@ from .tracking import TrackedKernel, Tracker
 
 
 class LostRecord:
-    """A kernel that ended without its user's wish, and its newest state.
+    """A kernel that ended without its user's wish, and its newest state that is whole.
 
-    ``last_seen``: when its lease was renewed last, in Unix seconds.
+    ``last_seen``: when its lease was renewed last, in Unix seconds. ``damaged``: ids of newer
+    states that are known to be damaged, newest first, with what is wrong with each.
     """
 
-    def __init__(self, record: KernelRecord, state: StateRecord, last_seen: float) -> None:
+    def __init__(
+        self,
+        record: KernelRecord,
+        state: StateRecord,
+        last_seen: float,
+        damaged: dict[str, str] | None = None,
+    ) -> None:
         self.record = record
         self.state = state
         self.last_seen = last_seen
+        self.damaged = damaged or {}
 
 
 class Leases:
@@ -284,12 +292,24 @@ class Leases:
         """
         found = []
         for record in self._store.kernels():
-            if self._is_lost(record):
-                states = self._store.states(record.kernel_id)
-                if states:
-                    seen = time.time() - (self._store.kernel_age(record.kernel_id) or 0.0)
-                    found.append(LostRecord(record, states[0], seen))
+            if self._is_lost(record) and (state := self._best(record.kernel_id)) is not None:
+                seen = time.time() - (self._store.kernel_age(record.kernel_id) or 0.0)
+                found.append(LostRecord(record, state[0], seen, state[1]))
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
+
+    def _best(self, kernel_id: str) -> tuple[StateRecord, dict[str, str]] | None:
+        """The newest state that is not known to be damaged, and the newer ones that are.
+
+        Where all are, the newest that can be read: perhaps only its packs were out of reach.
+        """
+        states = self._store.states(kernel_id)
+        if not states:
+            return None
+        best = next((state for state in states if state.damage is None), states[0])
+        bad = {state.id: state.damage for state in states if state.damage is not None}
+        bad |= {bad.state_id: bad.message for bad in self._store.damaged(kernel_id)}
+        newer = sorted((state_id for state_id in bad if state_id > best.id), reverse=True)
+        return best, {state_id: bad[state_id] for state_id in newer}
 
     def forget_stateless(self) -> None:
         """Remove the records of lost kernels that no state was made of; for a worker thread.

@@ -3,17 +3,20 @@
 The stock restarter stays in charge of kernels: it asks the provisioner every few seconds
 whether the process lives. The provisioner says "alive" while a restore is under way, so
 the restarter only starts an empty kernel when there is no state, or when restoring failed.
+A state that turns out to be damaged is passed over for the one before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from .errors import CkptError
 from .models import OperationResult
 from .operations import Run, in_thread
 from .restoring import Restore
+from .saved import passed_over
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -33,14 +36,16 @@ class DeathRestorer:
         Called through the tracker by the kernel's provisioner, before anybody can see the
         kernel dead.
         """
-        state_id = kernel.policy.state_to_restore()
-        if state_id is None:
+        state_ids = kernel.policy.states_to_restore()
+        if not state_ids:
             return False
         token = kernel.provisioner.begin_restore()
-        self._keeper.in_background(self._restore(kernel, state_id, token))
+        self._keeper.in_background(self._restore(kernel, state_ids, token))
         return True
 
-    async def _restore(self, kernel: TrackedKernel, state_id: str, token: RestoreToken) -> None:
+    async def _restore(
+        self, kernel: TrackedKernel, state_ids: list[str], token: RestoreToken
+    ) -> None:
         keeper = self._keeper
         try:
             before = keeper.running(kernel.kernel_id)
@@ -49,20 +54,50 @@ class DeathRestorer:
                 await asyncio.wait([before.task], timeout=keeper.save_timeout)
             if not kernel.provisioner.is_wanted(token):
                 return  # the roll-back brought the kernel back, or its user restarted it
-            record = await in_thread(keeper.store.state, state_id)
             path = (await keeper.sessions.paths()).get(kernel.kernel_id)
 
             async def work(run: Run) -> OperationResult:
-                return await Restore(keeper, record, "death").in_place(run, kernel, token)
+                return await self._first_whole(run, kernel, state_ids, token)
 
             run = keeper.begin(
-                "restore", kernel.kernel_id, work, path=path, state_id=state_id, cause="death"
+                "restore", kernel.kernel_id, work, path=path, state_id=state_ids[0], cause="death"
             )
             assert run.task is not None
             await asyncio.wait([run.task])
             if run.model.error is not None and run.model.status == "failed":
-                keeper.announce.restore_failed(record, path, "death", run.model.error.message)
+                keeper.announce.restore_failed(
+                    kernel.kernel_id, state_ids[0], path, "death", run.model.error.message
+                )
         except CkptError as error:
             keeper.log.warning("Kernel %s cannot be restored: %s", kernel.kernel_id, error.message)
         finally:
             kernel.provisioner.end_restore(token)
+
+    async def _first_whole(
+        self, run: Run, kernel: TrackedKernel, state_ids: list[str], token: RestoreToken
+    ) -> OperationResult:
+        """Restore the first of these states that is whole; those known as damaged are tried last.
+
+        Raises the error of the first one where none is.
+        """
+        keeper = self._keeper
+        left = deque((state_id, False) for state_id in state_ids)
+        found: dict[str, CkptError] = {}
+        while left:
+            state_id, tried_last = left.popleft()
+            try:
+                record = await in_thread(keeper.store.state, state_id)
+                if record.damage is not None and not tried_last:
+                    found[state_id] = CkptError("state_damaged", record.damage)
+                    left.append((state_id, True))
+                    continue
+                run.model.state_id = state_id
+                newer = state_ids[: state_ids.index(state_id)]
+                notes = [passed_over(other, found[other]) for other in newer]
+                restore = Restore(keeper, record, "death", notes)
+                return await restore.in_place(run, kernel, token)
+            except CkptError as error:
+                if error.reason not in ("state_damaged", "unknown_state"):
+                    raise
+                found[state_id] = error
+        raise found[state_ids[0]]

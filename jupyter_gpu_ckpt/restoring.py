@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -51,9 +51,13 @@ class Restore:
         The state.
     cause
         Why.
+    notes
+        What the user is to be told with the kernel when it is back.
     """
 
-    def __init__(self, keeper: Keeper, record: StateRecord, cause: Cause) -> None:
+    def __init__(
+        self, keeper: Keeper, record: StateRecord, cause: Cause, notes: Sequence[str] = ()
+    ) -> None:
         self._keeper = keeper
         self._record = record
         self._meta = record.meta
@@ -61,7 +65,7 @@ class Restore:
         self._connection = dict(self._meta.connection)
         #: Whether another kernel than the state's own comes out of it.
         self._is_copy = False
-        self._warnings: list[str] = []
+        self._warnings = list(notes)
         self._began = time.monotonic()
 
     # -- the three ways ------------------------------------------------------------------
@@ -78,10 +82,12 @@ class Restore:
         kernel
             The kernel. It runs on until the state has been read and found restorable here.
         token
-            The restore that :meth:`.GpuCkptProvisioner.begin_restore` began at its death.
+            The restore that :meth:`.GpuCkptProvisioner.begin_restore` began at its death; it is
+            the caller's to end.
         """
         provisioner = kernel.provisioner
         self._place(kernel.kernel_id, kernel.km.ip)
+        own: RestoreToken | None = None
         try:
             ending = kernel.pid
             async with self._images(run, ending) as state:
@@ -96,7 +102,7 @@ class Restore:
                 elif kernel.pid is not None:
                     raise _overtaken()
                 if token is None:
-                    token = provisioner.begin_restore()
+                    token = own = provisioner.begin_restore()
                 elif not provisioner.is_wanted(token):
                     # What runs by now is somebody's wish: it must not be ended for this.
                     raise _overtaken()
@@ -106,8 +112,8 @@ class Restore:
                     supervisor.kill()
                     raise _overtaken()
         except BaseException:
-            if token is not None:
-                provisioner.end_restore(token)
+            if own is not None:
+                provisioner.end_restore(own)
             raise
         kernel.policy.restored(self._record.id)
         kernel.listen(self._activity())

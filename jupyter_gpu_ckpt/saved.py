@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from .keeper import Keeper
 
 
+def passed_over(state_id: str, error: CkptError) -> str:
+    """What to tell of a damaged state when an older one was restored in its stead."""
+    return (
+        f"The newer state {state_id} is damaged or gone, so an older one was restored. "
+        f"{error.message}"
+    )
+
+
 class SavedStates:
     """The states of the keeper's store; part of the keeper.
 
@@ -33,15 +41,11 @@ class SavedStates:
     ) -> list[models.State]:
         """States, newest first; ``restorable`` is not checked, but for damaged ones."""
         store = self._keeper.store
-        records, costs, damaged = await in_thread(
-            lambda: (store.states(kernel_id, path), store.costs(), store.damaged())
-        )
+        records, damaged, costs = await in_thread(store.listing, kernel_id, path)
         found = [describe.state(record, cost=costs.get(record.id)) for record in records]
         if path is None:
             # Which notebook they are of is among what cannot be read.
-            found += [
-                describe.unreadable(bad) for bad in damaged if kernel_id in (None, bad.kernel_id)
-            ]
+            found += map(describe.unreadable, damaged)
         return sorted(found, key=lambda state: (state.created, state.id), reverse=True)
 
     async def contents(self, state_id: str) -> models.Contents:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
@@ -15,9 +17,27 @@ from .keys import KeyRing
 from .layout import check_kernel_id, check_state_id, translated, unknown_state
 from .local_files import delete_state
 from .manifest import Body, decode_manifest
-from .marks import changed, encode_marks, put_marks, read_marks
+from .marks import Marks, changed, encode_marks, put_marks, read_marks
 from .owner import OwnerStore, manifests_of
 from .records import DamagedState, StateRecord
+
+
+class Seen(NamedTuple):
+    """A state as it was found: what its manifest says, or why that cannot be read."""
+
+    path: Path
+    body: Body | CkptError
+    marks: Marks
+
+    @property
+    def id(self) -> str:
+        """The state's id."""
+        return self.path.stem
+
+    @property
+    def kernel_id(self) -> str:
+        """Whose it is."""
+        return self.path.parent.parent.name
 
 
 class Catalog(KernelStore):
@@ -40,29 +60,27 @@ class Catalog(KernelStore):
         owner = self._open()
         if owner is None:
             return []
+        return self._states(self._seen(owner, kernel_id), kernel_id, path)
+
+    def damaged(self, kernel_id: str | None = None) -> list[DamagedState]:
+        """List states that cannot be read, newest first."""
+        owner = self._open()
+        return [] if owner is None else damaged_among(self._seen(owner, kernel_id), kernel_id)
+
+    def _states(
+        self, seen: Iterable[Seen], kernel_id: str | None, path: str | None
+    ) -> list[StateRecord]:
         has_it = set()
         if path is not None:
             has_it = {kernel.kernel_id for kernel in self.kernels() if kernel.path == path}
         records = [
-            self._noted(owner, self._record(body))
-            for _, body in self._bodies(owner, kernel_id)
-            if isinstance(body, Body)
-            and (path is None or body.meta.path == path or body.meta.kernel_id in has_it)
+            self._record(one.body, one.marks)
+            for one in seen
+            if isinstance(one.body, Body)
+            and kernel_id in (None, one.kernel_id)
+            and (path is None or one.body.meta.path == path or one.kernel_id in has_it)
         ]
         return sorted(records, key=lambda record: (record.created, record.id), reverse=True)
-
-    def damaged(self) -> list[DamagedState]:
-        """List states that cannot be read, newest first."""
-        owner = self._open()
-        if owner is None:
-            return []
-        kernels = {path.stem: path.parent.parent.name for path in owner.manifests()}
-        bad = [
-            DamagedState(state_id, kernels[state_id], body.message)
-            for state_id, body in self._bodies(owner)
-            if isinstance(body, CkptError) and state_id in kernels
-        ]
-        return sorted(bad, reverse=True)
 
     def has_states(self, kernel_id: str) -> bool:
         """Whether there is any state of a kernel, also one that cannot be read now."""
@@ -82,7 +100,8 @@ class Catalog(KernelStore):
             ``unknown_state``, ``state_damaged``, ``not_restorable`` (newer format).
         """
         owner, body = self._body(state_id)
-        return self._noted(owner, self._record(body))
+        marks = read_marks(owner, owner.manifest(body.meta.kernel_id, body.id))
+        return self._record(body, marks)
 
     def delete(self, state_id: str) -> None:
         """Remove a state, damaged or not; its space comes back with the next collection.
@@ -157,32 +176,30 @@ class Catalog(KernelStore):
         with translated(READING):
             return _disk_usage(os.fspath(owner.folder))
 
-    def _record(self, body: Body) -> StateRecord:
-        return body.record()
-
-    def _noted(self, owner: OwnerStore, record: StateRecord) -> StateRecord:
-        """Add to a record what was noted on the state since it was saved."""
-        marks = read_marks(owner, owner.manifest(record.meta.kernel_id, record.id))
+    def _record(self, body: Body, marks: Marks) -> StateRecord:
+        """What is told of a state, with what was noted on it since it was saved."""
+        record = body.record()
         record.pinned, record.verified, record.damage = marks.pinned, marks.verified, marks.damage
         record.meta.label = marks.label_of(record.meta.label)
         return record
 
-    def _bodies(
-        self, owner: OwnerStore, kernel_id: str | None = None
-    ) -> list[tuple[str, Body | CkptError]]:
+    def _seen(self, owner: OwnerStore, kernel_id: str | None = None) -> list[Seen]:
+        """Read all manifests and marks, or those of a kernel, once."""
         with translated(READING):
             if kernel_id is None:
                 paths = list(owner.manifests())
             else:
                 paths = list(manifests_of(owner.states_of(kernel_id)))
-            found: list[tuple[str, Body | CkptError]] = []
+            found: list[Seen] = []
             for path in paths:
+                body: Body | CkptError
                 try:
-                    found.append((path.stem, self._load(owner, path)))
+                    body = self._load(owner, path)
                 except FileNotFoundError:
                     continue  # deleted meanwhile
                 except CkptError as error:
-                    found.append((path.stem, error))
+                    body = error
+                found.append(Seen(path, body, read_marks(owner, path)))
         return found
 
     def _find(self, state_id: str) -> tuple[OwnerStore, Path]:
@@ -214,6 +231,16 @@ class Catalog(KernelStore):
         except TooNew as error:
             raise too_new(state_id, str(error)) from error
         return body
+
+
+def damaged_among(seen: Iterable[Seen], kernel_id: str | None = None) -> list[DamagedState]:
+    """Those that cannot be read, newest first."""
+    bad = [
+        DamagedState(one.id, one.kernel_id, one.body.message)
+        for one in seen
+        if isinstance(one.body, CkptError) and kernel_id in (None, one.kernel_id)
+    ]
+    return sorted(bad, reverse=True)
 
 
 def _disk_usage(folder: str) -> int:

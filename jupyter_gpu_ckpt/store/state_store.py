@@ -129,7 +129,7 @@ class StateStore(Upkeep):
             return self._writer(owner, kernel_id, state_id, presence, None, newest)
 
     def _likely_parents(self, owner: OwnerStore, kernel_id: str, parent: str | None) -> list[Body]:
-        found = [body for _, body in self._bodies(owner, kernel_id) if isinstance(body, Body)]
+        found = [one.body for one in self._seen(owner, kernel_id) if isinstance(one.body, Body)]
         found.sort(key=lambda body: (body.created, body.id), reverse=True)
         if parent is not None:
             with suppress(CkptError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +23,14 @@ from .layout import check_kernel_id, make_private_dir, owner_folder, translated
 from .local_files import LocalFiles
 from .local_tier import LocalTier
 from .manifest import Body
+from .marks import Marks
 from .mirror import Mirror
 from .objects import Objects
 from .owner import OwnerStore
 from .packs import LocalPacks, PackSource
 from .records import GcResult, KernelRecord, StateRecord
 from .remote import RemoteFiles, RemoteOwner
+from .retention import Held
 from .state_store import StateStore
 from .sweep import sweep
 from .uploads import Records, Uploader
@@ -113,6 +115,7 @@ class TieredStore(StateStore):
         self._on_durable = on_durable
         self._complaint: CkptError | None = None
         self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
 
     # -- life --------------------------------------------------------------------------------
 
@@ -222,8 +225,8 @@ class TieredStore(StateStore):
 
     # -- states --------------------------------------------------------------------------------
 
-    def _record(self, body: Body) -> StateRecord:
-        record = super()._record(body)
+    def _record(self, body: Body, marks: Marks) -> StateRecord:
+        record = super()._record(body, marks)
         record.durable = self._tier.is_durable(record.id)
         return record
 
@@ -241,15 +244,10 @@ class TieredStore(StateStore):
         super().delete(state_id)
         self._tier.forget(state_id)
 
-    def gc(
-        self,
-        *,
-        grace_seconds: float = 3600,
-        dry_run: bool = False,
-        stop: threading.Event | None = None,
+    def _gc_elsewhere(
+        self, grace_seconds: float, dry_run: bool, stop: threading.Event | None
     ) -> GcResult:
-        """See :meth:`StateStore.gc`; both tiers are tidied up, if the remote one answers."""
-        here = super().gc(grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+        """Tidy up the remote tier, if it answers."""
         try:
             files = RemoteFiles(self._remote)
             there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
@@ -257,10 +255,10 @@ class TieredStore(StateStore):
             if error.reason != "store_unavailable":
                 raise
             self._said(error)
-            return here
+            return GcResult(0, 0)
         if not dry_run:
             self._evict()
-        return GcResult(max(here[0], there[0]), max(here[1], there[1]))
+        return there
 
     def _put_marks(self, owner: OwnerStore, manifest: Path, data: bytes) -> None:
         super()._put_marks(owner, manifest, data)
@@ -268,11 +266,16 @@ class TieredStore(StateStore):
             kernel_id = manifest.parent.parent.name
             self._records.send(self._remote.marks_name(kernel_id, manifest.stem), data)
 
-    def _pack_sizes(self, owner: OwnerStore) -> dict[str, int]:
-        sizes = super()._pack_sizes(owner)
-        with suppress(CkptError, Damaged):
-            there = self._remote.hasty().packs()
-            sizes.update({pack: found.size for pack, found in there.items()})
+    def _pack_sizes(self, owner: OwnerStore, states: Iterable[Held]) -> dict[str, int]:
+        states = list(states)
+        sizes = super()._pack_sizes(owner, states)
+        # A pack is never altered, so what was known of one stays true: mostly nothing is asked.
+        sizes = self._sizes | sizes
+        if any(pack not in sizes for state in states for pack in state.packs):
+            with suppress(CkptError, Damaged):
+                there = self._remote.hasty().packs()
+                sizes.update({pack: found.size for pack, found in there.items()})
+        self._sizes = sizes
         return sizes
 
     # -- kernel records ------------------------------------------------------------------------

@@ -5,33 +5,60 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from ..errors import CkptError
-from .catalog import Catalog
+from .catalog import Catalog, Seen, damaged_among
 from .kernel_store import READING
-from .layout import translated
+from .layout import check_kernel_id, translated
 from .local_files import LocalFiles, pack_files
-from .marks import read_marks
 from .owner import OwnerStore
-from .records import GcResult
+from .records import DamagedState, GcResult, StateRecord
 from .retention import Held, Policy, Removal, check_room, costs, plan
 from .seal import manifest_packs
 from .sweep import sweep
 
 
+class Listing(NamedTuple):
+    """States, newest first, those that cannot be read, and what deleting each alone would free.
+
+    The costs are in bytes, by ids, and of all states of the owner.
+    """
+
+    states: list[StateRecord]
+    damaged: list[DamagedState]
+    costs: dict[str, int]
+
+
 class Upkeep(Catalog):
     """The part of :class:`~.state_store.StateStore` that looks after what is there."""
 
-    def costs(self) -> dict[str, int]:
-        """What deleting each state alone would free, in bytes, by the states' ids."""
+    def listing(self, kernel_id: str | None = None, path: str | None = None) -> Listing:
+        """All that a list of states says, for one reading of the manifests.
+
+        Parameters
+        ----------
+        kernel_id, path
+            As for :meth:`states`.
+        """
+        if kernel_id is not None:
+            check_kernel_id(kernel_id)
         owner = self._open()
         if owner is None:
-            return {}
+            return Listing([], [], {})
+        # All of them: what a state costs depends on the others.
+        seen = self._seen(owner)
         with translated(READING):
-            return costs(self._held(owner), self._pack_sizes(owner))
+            held = self._held(seen)
+            freed = costs(held, self._pack_sizes(owner, held))
+        return Listing(self._states(seen, kernel_id, path), damaged_among(seen, kernel_id), freed)
+
+    def costs(self) -> dict[str, int]:
+        """What deleting each state alone would free, in bytes, by the states' ids."""
+        return self.listing().costs
 
     def retain(
         self,
@@ -64,7 +91,8 @@ class Upkeep(Catalog):
         if owner is None:
             return []
         with translated(READING):
-            states, sizes = self._held(owner), self._pack_sizes(owner)
+            states = self._held(self._seen(owner))
+            sizes = self._pack_sizes(owner, states)
         removals = plan(states, sizes, policy, now=time.time(), living=living, busy=busy)
         if dry_run:
             return removals
@@ -97,18 +125,15 @@ class Upkeep(Catalog):
         owner = None if policy.quota is None else self._open()
         if owner is not None:
             with translated(READING):
-                states, sizes = self._held(owner), self._pack_sizes(owner)
+                states = self._held(self._seen(owner))
+                sizes = self._pack_sizes(owner, states)
         check_room(states, sizes, policy, estimate, living=living, busy=busy)
 
-    def _held(self, owner: OwnerStore) -> list[Held]:
-        """What retention knows of all states; one that cannot be read counts as pinned."""
+    def _held(self, seen: Iterable[Seen]) -> list[Held]:
+        """What retention knows of states; one that cannot be read counts as pinned."""
         found = []
-        for path in owner.manifests():
-            try:
-                body = self._load(owner, path)
-            except FileNotFoundError:
-                continue  # deleted meanwhile
-            except CkptError:
+        for path, body, marks in seen:
+            if isinstance(body, CkptError):
                 with suppress(FileNotFoundError):
                     packs = manifest_packs(path.read_bytes())
                     kernel_id = path.parent.parent.name
@@ -119,7 +144,6 @@ class Upkeep(Catalog):
                     )
                     found.append(held)
                 continue
-            marks = read_marks(owner, path)
             found.append(
                 Held(
                     body.id,
@@ -134,8 +158,8 @@ class Upkeep(Catalog):
             )
         return found
 
-    def _pack_sizes(self, owner: OwnerStore) -> dict[str, int]:
-        """Bytes of each pack, wherever it is."""
+    def _pack_sizes(self, owner: OwnerStore, states: Iterable[Held]) -> dict[str, int]:
+        """Bytes of each pack that these states need, wherever it is, and perhaps of others."""
         return {
             os.path.basename(path).removesuffix(".pack"): found.st_size
             for path, found in pack_files(owner.packs)
@@ -167,4 +191,13 @@ class Upkeep(Catalog):
         owner = self._create()
         with translated("tidy up the state store"):
             files = LocalFiles(owner)
-            return sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+            here = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+        there = self._gc_elsewhere(grace_seconds, dry_run, stop)
+        # The same packs, as far as both tiers have them.
+        return GcResult(max(here.packs, there.packs), max(here.bytes, there.bytes))
+
+    def _gc_elsewhere(
+        self, grace_seconds: float, dry_run: bool, stop: threading.Event | None
+    ) -> GcResult:
+        """What else is to be tidied up; for stores with another tier."""
+        return GcResult(0, 0)

@@ -136,7 +136,10 @@ export interface ILostKernel {
   path: string | null;
   node: string;
   last_seen: string;
+  /** The newest that is not known to be damaged. */
   state: IState;
+  /** Ids of newer ones that are. */
+  damaged: string[];
 }
 
 /** Whether an operation will not change any more. */

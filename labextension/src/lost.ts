@@ -99,6 +99,10 @@ export class LostKernels {
     const final = await notices.follow(model.follow(operation));
     if (!final.result) {
       this._asked.delete(kernel.kernel_id);
+      if (final.error?.reason === 'state_damaged') {
+        // An older state is offered now, if there is one.
+        await this.check();
+      }
       return;
     }
     const path = kernel.path;

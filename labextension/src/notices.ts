@@ -112,30 +112,31 @@ export class Notices {
    * Tell that a kernel died and was brought back.
    *
    * @param age - how long ago its state was saved, `null` where not known
+   * @param details - what else is to be known, as that a newer state is damaged
    * @param startFresh - called when the user wants a fresh kernel instead
    */
-  restored(age: string | null, startFresh: () => void): void {
+  restored(
+    age: string | null,
+    details: string | null,
+    startFresh: () => void
+  ): void {
     const trans = this._trans;
-    Notification.warning(
-      age
-        ? trans.__(
-            'The kernel died and was restored to its state saved %1.',
-            age
-          )
-        : trans.__('The kernel died and was restored to its saved state.'),
-      {
-        autoClose: false,
-        actions: [
-          {
-            label: trans.__('Start Fresh Instead'),
-            caption: trans.__(
-              'Restart the kernel with nothing in it; the saved state stays'
-            ),
-            callback: startFresh
-          }
-        ]
-      }
-    );
+    const message = age
+      ? trans.__('The kernel died and was restored to its state saved %1.', age)
+      : trans.__('The kernel died and was restored to its saved state.');
+    Notification.warning(message, {
+      autoClose: false,
+      actions: [
+        ...(details ? [this._worthKnowing(message, details.split('\n'))] : []),
+        {
+          label: trans.__('Start Fresh Instead'),
+          caption: trans.__(
+            'Restart the kernel with nothing in it; the saved state stays'
+          ),
+          callback: startFresh
+        }
+      ]
+    });
   }
 
   private _ended(operation: IOperation, id: string): void {
@@ -184,32 +185,37 @@ export class Notices {
   }
 
   private _warn(id: string, message: string, warnings: string[]): void {
-    const trans = this._trans;
     show(id, message, 'warning', {
       autoClose: false,
-      actions: [
-        {
-          label: trans.__('Details'),
-          callback: event => {
-            event.preventDefault();
-            void showDetails(
-              message,
-              {
-                message: trans._n(
-                  'One thing is worth knowing:',
-                  'Some things are worth knowing:',
-                  warnings.length
-                ),
-                reason: 'warnings',
-                hint: null,
-                details: warnings.join('\n')
-              },
-              trans
-            );
-          }
-        }
-      ]
+      actions: [this._worthKnowing(message, warnings)]
     });
+  }
+
+  private _worthKnowing(
+    title: string,
+    warnings: string[]
+  ): Notification.IAction {
+    const trans = this._trans;
+    return {
+      label: trans.__('Details'),
+      callback: event => {
+        event.preventDefault();
+        void showDetails(
+          title,
+          {
+            message: trans._n(
+              'One thing is worth knowing:',
+              'Some things are worth knowing:',
+              warnings.length
+            ),
+            reason: 'warnings',
+            hint: null,
+            details: warnings.join('\n')
+          },
+          trans
+        );
+      }
+    };
   }
 }
 

@@ -73,6 +73,7 @@ export class RestoredKernels {
         : await this._created(event.state_id);
     notices.restored(
       created && formatAge(created, trans),
+      event.message,
       () => void this._startFresh(event.kernel_id)
     );
   }

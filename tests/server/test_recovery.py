@@ -125,6 +125,46 @@ def test_a_page_that_was_quicker_gets_its_kernel_back(home: Home) -> None:
         assert server.client.connect(pristine.id).run("print(x)") == "2"
 
 
+@pytest.mark.parametrize("mode", ["prompt", "always"])
+def test_a_lost_kernel_whose_newest_state_is_damaged_comes_back_from_an_older_one(
+    home: Home, mode: str
+) -> None:
+    with JupyterServer(home) as server:
+        kernel = saved(server, "book.ipynb", 1)
+        kernel.run("import os; x, data = 2, os.urandom(4 << 20)")
+        newer = server.client.save(kernel)["state_id"]
+        (older,) = {state["id"] for state in server.client.states()} - {newer}
+        server.kill()
+    for pack in home.store.glob(f"*/packs/*/{newer}-*.pack"):
+        with pack.open("r+b") as file:
+            file.seek(1 << 20)
+            file.write(bytes(4096))
+    with JupyterServer(home, config={"GpuCkpt": {"restore_on_start": mode}}) as server:
+        client = server.client
+        if mode == "prompt":
+            (lost,) = client.wait_lost(1)
+            assert (lost["state"]["id"], lost["damaged"]) == (newer, [])
+            failed = client.finished(client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore"))
+            assert failed["error"]["reason"] == "state_damaged"
+            assert older in failed["error"]["hint"]
+            # What is offered now is the older one.
+            (lost,) = client.wait_lost(1)
+            assert (lost["state"]["id"], lost["damaged"]) == (older, [newer])
+            done = client.done(client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore"))
+        else:
+
+            def restored() -> Any:
+                operations = client.get("gpu-ckpt/api/operations")
+                return next((op for op in operations if op["status"] == "done"), None)
+
+            done = wait_for("it is restored", restored, 30)
+            assert client.lost() == []
+        assert done["result"]["state_id"] == older
+        (note,) = done["result"]["warnings"]
+        assert newer in note and "damaged" in note
+        assert client.connect(kernel.id).run("print(x)") == "1"
+
+
 def test_dismissed_for_good_and_unknown_ones(home: Home) -> None:
     with JupyterServer(home) as server:
         kernel = saved(server, "book.ipynb", 1)

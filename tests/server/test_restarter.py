@@ -195,6 +195,48 @@ def test_a_damaged_state_gives_an_empty_kernel_and_says_so(
     assert client.run("print(len(x))") == "100000"
 
 
+@pytest.mark.parametrize("how", ["manifest", "block", "known"])
+def test_a_damaged_state_is_passed_over_for_the_one_before_it(
+    server: JupyterServer, start: Start, events: EventStream, lasting_home: Home, how: str
+) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    older = server.client.save(kernel)["state_id"]
+    kernel.run("import os; x, data = 2, os.urandom(4 << 20)")
+    newer = server.client.save(kernel)["state_id"]
+    if how == "manifest":
+        (manifest,) = lasting_home.store.glob(f"*/kernels/*/states/{newer}.json")
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+    else:
+        for pack in lasting_home.store.glob(f"*/packs/*/{newer}-*.pack"):
+            with pack.open("r+b") as file:
+                file.seek(1 << 20)
+                file.write(bytes(4096))
+        if how == "known":
+            server.client.done(server.client.post(f"gpu-ckpt/api/states/{newer}/verify"))
+
+    os.kill(kernel.pid, signal.SIGKILL)
+
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert (event["state_id"], event["cause"]) == (older, "death")
+    assert newer in event["message"] and "damaged" in event["message"]
+    assert kernel.run("print(x)") == "1"
+    assert not events.of("kernel", action="restore_failed", kernel_id=kernel.id)
+    (operation,) = [
+        op
+        for op in server.client.get("gpu-ckpt/api/operations")
+        if op["kernel_id"] == kernel.id and op["kind"] == "restore"
+    ]
+    assert (operation["status"], operation["state_id"]) == ("done", older)
+    states = {state["id"]: state for state in server.client.states(kernel=kernel.id)}
+    assert states[newer]["damage"] and states[older]["damage"] is None
+    # It goes on as any other: saved again, it comes back from what it was then.
+    kernel.run("x += 40")
+    server.client.save(kernel)
+    kill_and_restore(events, kernel)
+    assert kernel.run("print(x)") == "41"
+
+
 def test_a_state_that_only_dies_is_left_alone(
     server: JupyterServer, start: Start, events: EventStream
 ) -> None:
@@ -258,26 +300,26 @@ class TestPolicy:
 
     def test_newest_of_its_own(self, tmp_path: Path) -> None:
         policy = self.policy(tmp_path)
-        assert policy.state_to_restore() is None
+        assert policy.states_to_restore() == []
         policy.saved("a")
         policy.saved("b")
-        assert policy.state_to_restore() == "b"
+        assert policy.states_to_restore() == ["b", "a"]
         policy.restored("a")  # a roll-back: what came after it is another story
-        assert policy.state_to_restore() == "a"
+        assert policy.states_to_restore() == ["a"]
         policy.saved("c")
         policy.forget("c")
-        assert policy.state_to_restore() == "a"
+        assert policy.states_to_restore() == ["a"]
         policy.started_fresh()
-        assert policy.state_to_restore() is None
+        assert policy.states_to_restore() == []
 
     def test_quick_deaths_are_counted_in_a_row(self, tmp_path: Path) -> None:
         policy = self.policy(tmp_path)
         policy.saved("a")
         for _ in range(3):
-            assert policy.state_to_restore() == "a"
+            assert policy.states_to_restore() == ["a"]
             policy.restored("a")
             self.time += 29
-        assert policy.state_to_restore() is None
+        assert policy.states_to_restore() == []
         policy.restored("a")
         self.time += 31
-        assert policy.state_to_restore() == "a"
+        assert policy.states_to_restore() == ["a"]

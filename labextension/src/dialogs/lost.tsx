@@ -88,6 +88,16 @@ class LostBody extends CheckedBody {
             )}
           </span>
           <span className="jp-gpu-ckpt-item-side">{kernel.node}</span>
+          {kernel.damaged.length > 0 && (
+            <span className="jp-gpu-ckpt-item-detail">
+              {trans._n(
+                'A newer saved state is damaged.',
+                '%1 newer saved states are damaged.',
+                kernel.damaged.length,
+                kernel.damaged.length
+              )}
+            </span>
+          )}
         </label>
       </li>
     );
