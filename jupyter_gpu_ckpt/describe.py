@@ -139,10 +139,10 @@ def lost_kernel(lost: LostRecord) -> LostKernel:
         last_seen=seen.isoformat(timespec="seconds").replace("+00:00", "Z"),
         state=state(newest),
         why=_WHY.get(record.offer or "", "lost"),
+        damaged=list(lost.damaged),
     )
 
 
-        damaged=list(lost.damaged),
 def _node(node: dict[str, Any]) -> Node:
     return Node(
         id=str(node.get("id", "")),
