@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from .models import Ending
 from .operations import Emit
 from .store import StateRecord
 
 #: Schema of the event that tells what happened to a kernel.
 KERNEL_SCHEMA: Final = "https://schema.jupyter.org/jupyter_gpu_ckpt/kernel/v1"
+#: Schema of the event that tells that the server is about to end.
+SERVER_SCHEMA: Final = "https://schema.jupyter.org/jupyter_gpu_ckpt/server/v1"
 
 
 class Announcer:
@@ -76,6 +79,31 @@ class Announcer:
             path=path,
             message=f"The kernel was taken over by another server, on {hostname}. "
             "This copy of it was ended.",
+        )
+
+    def server_ends(self, ending: Ending, seconds: float) -> None:
+        """Somebody said that the server ends in so many seconds: kernels are saved now."""
+        self._server("ends", ending, seconds)
+
+    def server_saved(self, ending: Ending) -> None:
+        """What could be saved before the server ends is saved."""
+        self._server("saved", ending, None)
+
+    def _server(self, action: str, ending: Ending, seconds: float | None) -> None:
+        saved = [kernel for kernel in ending.kernels if kernel.saved]
+        self(
+            SERVER_SCHEMA,
+            {
+                "action": action,
+                "ending_id": ending.id,
+                "source": ending.source,
+                "why": ending.why,
+                "sure": ending.sure,
+                "seconds": seconds,
+                "saved": len(saved),
+                "not_saved": [k.path or k.kernel_id for k in ending.kernels if not k.saved],
+                "not_uploaded": len(ending.not_uploaded),
+            },
         )
 
     def lost(self, kernel_id: str, path: str | None, state_id: str) -> None:

@@ -95,7 +95,16 @@ class AutoSave(LoggingConfigurable):
         4,
         min=1,
         config=True,
-        help="How many kernels are saved at the same time before a shutdown; default 4.",
+        help="How many kernels are saved at the same time before a shutdown, or after a notice of "
+        "one; default 4.",
+    )
+    notice_sources = List(
+        Unicode(),
+        ["auto"],
+        config=True,
+        help="Who says beforehand that this server ends, so that kernels are saved in time: names "
+        "of file, signal, slurm, aws, gcp, azure and what other packages bring. auto: those that "
+        "find what they need on this machine. Empty: nobody.",
     )
     retry = Float(
         60.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -38,61 +39,103 @@ class Endings:
 
     # -- the server stops ----------------------------------------------------------------
 
-    async def before_shutdown(self) -> None:
+    async def before_shutdown(self, latest: float = math.inf) -> None:
         """Save all kernels that have something unsaved, within the deadline.
 
         Those of which there is a state then are offered by the next server.
+
+        Parameters
+        ----------
+        latest
+            When the server ends in any case, in monotonic seconds.
         """
-        works = [w for w in self._policies.works() if w.policy.enabled and w.policy.before_shutdown]
-        if await self._keeper.ability.error() is None:
-            deadline = time.monotonic() + self._policies.settings.shutdown_deadline
-            unsaved = [work for work in works if work.unsaved_since is not None]
-            if unsaved:
-                await self._save_all(unsaved, deadline)
-        for work in works:
+        deadline = min(latest, time.monotonic() + self._policies.settings.shutdown_deadline)
+        unsaved = [work for work in self.kernels() if work.unsaved_since is not None]
+        if unsaved and await self._keeper.ability.error() is None:
+            self._keeper.log.info("Saving %d kernels before the server stops", len(unsaved))
+            message = "The server stopped before the kernel could be saved."
+            await self.save_all(unsaved, deadline, "shutdown", message)
+        for work in self.kernels():
             if work.kernel.policy.has_state:
                 self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown")
 
-    async def _save_all(self, works: list[Work], deadline: float) -> None:
-        log = self._keeper.log
-        log.info("Saving %d kernels before the server stops", len(works))
+    def kernels(self) -> list[Work]:
+        """The kernels that are saved before the server ends, if there is something to save."""
+        return [w for w in self._policies.works() if w.policy.enabled and w.policy.before_shutdown]
+
+    async def save_all(
+        self, works: list[Work], deadline: float, reason: str, message: str
+    ) -> dict[str, str]:
+        """Save kernels in parallel, most valuable first, and say which were not saved.
+
+        Parameters
+        ----------
+        works
+            The kernels.
+        deadline
+            When it must be over, in monotonic seconds: saves under way are then undone.
+        reason
+            That of the states.
+        message
+            What to say of a kernel for which there was no time.
+
+        Returns
+        -------
+        dict
+            By kernel id, why those that were not saved were not.
+        """
         gpu = await in_thread(lambda: [_uses_gpu(work.kernel.pid) for work in works])
         now = time.monotonic()
         order = sorted(zip(gpu, works, strict=True), key=lambda pair: _value(pair[0], pair[1], now))
         turns = asyncio.Semaphore(self._policies.settings.shutdown_parallel)
-        saved: set[str] = set()
+        failed = {work.kernel.kernel_id: message for _, work in order}
 
         async def save(work: Work) -> None:
+            kernel_id = work.kernel.kernel_id
             async with turns:
                 # One that is known not to fit must not take the time of those that do.
-                if time.monotonic() + work.seconds < deadline and await self._save(work):
-                    saved.add(work.kernel.kernel_id)
+                if time.monotonic() + work.seconds >= deadline:
+                    return
+                if (why := await self._save(work, reason)) is None:
+                    del failed[kernel_id]
+                else:
+                    failed[kernel_id] = why
 
         tasks = [asyncio.create_task(save(work)) for _, work in order]
-        _, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
-        for task in late:
-            task.cancel()
+        try:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            late = [task for task in tasks if task.cancel()]
         paths = await self._keeper.sessions.paths()
-        for _, work in order:
-            if (kernel_id := work.kernel.kernel_id) not in saved:
-                run = self._keeper.running(kernel_id)
-                if run is not None:
-                    run.cancel_flag.set()
-                    run.cancel_event.set()
-                path = paths.get(kernel_id)
-                log.warning("Not saved before the server stops: kernel %s (%s)", kernel_id, path)
-                message = "The server stopped before the kernel could be saved."
-                self._keeper.announce.autosave_failed(kernel_id, path, "shutdown", message)
+        for kernel_id, why in failed.items():
+            run = self._keeper.running(kernel_id)
+            if run is not None:
+                run.cancel_flag.set()
+                run.cancel_event.set()
+            path = paths.get(kernel_id)
+            self._keeper.log.warning(
+                "Not saved before the server stops: kernel %s (%s): %s", kernel_id, path, why
+            )
+            if why == message:  # else its operation has told
+                self._keeper.announce.autosave_failed(kernel_id, path, reason, message)
         await asyncio.gather(*late, return_exceptions=True)
+        return failed
 
-    async def _save(self, work: Work) -> bool:
-        """Save one kernel, or let the operation end that runs on it; whether all of it is saved."""
-        run = self._keeper.running(work.kernel.kernel_id)
+    async def _save(self, work: Work, reason: str) -> str | None:
+        """Save one kernel, or let the operation end that runs on it; why not all of it is saved."""
+        kernel_id = work.kernel.kernel_id
+        run = self._keeper.running(kernel_id)
         if run is not None and run.task is not None:
             await asyncio.wait([run.task])
             if work.unsaved_since is None:
-                return True
-        return await self._policies.save(work, "shutdown")
+                return None
+        if await self._policies.save(work, reason):
+            return None
+        for operation in self._keeper.operations():
+            if operation.kernel_id == kernel_id and operation.cause == reason and operation.error:
+                return operation.error.message
+        error = await self._keeper.ability.error()
+        return error.message if error is not None else "The kernel cannot be saved."
 
     # -- the culler ----------------------------------------------------------------------
 

@@ -202,7 +202,7 @@ class Operation(msgspec.Struct):
     """A long operation on one kernel.
 
     ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
-    ``shutdown``, ``cull``); for restores ``death`` or ``lost``.
+    ``shutdown``, ``preemption``, ``cull``); for restores ``death`` or ``lost``.
 
     ``phases`` says how many seconds after ``started`` each phase began that it has come to.
     """
@@ -278,6 +278,34 @@ class AutoSavePolicy(msgspec.Struct, frozen=True):
 
     ``enabled`` false leaves the kernel alone, whatever the others say.
     """
+
+class EndingKernel(msgspec.Struct, frozen=True):
+    """A kernel of a server that is about to end, and if it is not saved, why."""
+
+    kernel_id: str
+    path: str | None
+    saved: bool
+    message: str | None = None
+
+
+class Ending(msgspec.Struct):
+    """A notice that the server is about to end, and what was done for it.
+
+    ``source`` is who said it, ``why`` what happens, in a user's words; ``sure`` is false where it
+    may not come to that. ``kernels`` are those with something to save, and are known when ``phase``
+    is not ``saving`` any more; ``not_uploaded`` are the states that only this node has, known when
+    it is ``done``.
+    """
+
+    id: str
+    source: str
+    why: str
+    sure: bool
+    ends: str
+    phase: Literal["saving", "uploading", "done"] = "saving"
+    kernels: list[EndingKernel] = []
+    not_uploaded: list[str] = []
+
 
     enabled: bool
     idle: float

@@ -19,6 +19,7 @@ from .alarms import Alarms
 from .autosave import AutoSave, UserChoice, from_metadata, merged
 from .endings import Endings
 from .errors import CkptError
+from .foretold import Foretold
 from .kernel_requests import KernelRequests
 from .models import AutoSaveChoice, AutoSaves
 from .operations import Run, in_thread
@@ -58,6 +59,7 @@ class Policies:
         self._stopped = False
         self.requests = KernelRequests(keeper, self)
         self._endings = Endings(keeper, self)
+        self.foretold = Foretold(keeper, self, self._endings)
 
     # -- life ----------------------------------------------------------------------------
 
@@ -65,12 +67,13 @@ class Policies:
         """Begin; called once when the server is up."""
         self._user = await in_thread(self._file.read)
         self._endings.watch_culler()
+        await self.foretold.start()
 
     async def stop(self) -> None:
         """Save what is to be saved before the server ends; then no more."""
         self._stopped = True
         self._alarms.close()
-        await self._endings.before_shutdown()
+        await self._endings.before_shutdown(await self.foretold.stop())
 
     # -- kernels -------------------------------------------------------------------------
 
@@ -252,7 +255,7 @@ class Policies:
         return run.model.status == "done"
 
     def _tell(self, work: Work, path: str | None, reason: str, message: str) -> None:
-        if work.failures == 1 or reason in ("shutdown", "cull"):
+        if work.failures == 1 or reason in ("shutdown", "preemption", "cull"):
             self._keeper.announce.autosave_failed(work.kernel.kernel_id, path, reason, message)
 
 

@@ -11,7 +11,7 @@ import click
 
 from .. import __version__
 from ..models import Doctor, Kernel, LostKernel, Operation
-from . import drill, follow, show, states
+from . import drill, ending, follow, show, states
 from .errors import CliError
 from .options import report, server_options, wait_options
 from .select import Target
@@ -76,14 +76,37 @@ def kernels(target: Target, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("kernel")
+@click.argument("kernel", required=False)
 @click.option("--label", metavar="TEXT", help="What to call the state.")
+@click.option("--all", "every", is_flag=True, help="Save all kernels, because the server ends.")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0, max=ending.LONGEST),
+    metavar="SECONDS",
+    help="With --all: when the server ends.",
+)
 @wait_options
 @server_options
 def save(
-    target: Target, as_json: bool, kernel: str, label: str | None, no_wait: bool, timeout: float
+    target: Target,
+    as_json: bool,
+    kernel: str | None,
+    label: str | None,
+    every: bool,
+    deadline: float | None,
+    no_wait: bool,
+    timeout: float,
 ) -> None:
-    """Save the state of KERNEL. Ctrl-C cancels, and the kernel runs on."""
+    """Save the state of KERNEL. Ctrl-C cancels, and the kernel runs on.
+
+    --all --deadline SECONDS tells the server that it ends in so many seconds: it saves all its
+    kernels, most valuable first. Exit code 1: not all of them are saved.
+    """
+    if every != (kernel is None) or every != (deadline is not None) or (every and label):
+        raise click.UsageError("Give a KERNEL, or --all with --deadline and without --label.")
+    if kernel is None or deadline is not None:
+        ending.save_all(target.one(), deadline or 0.0, wait=not no_wait, as_json=as_json)
+        return
     server, found = target.kernel(kernel)
     body = {"label": label} if label else {}
 

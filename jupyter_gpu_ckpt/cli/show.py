@@ -18,6 +18,7 @@ from ..models import (
     Contents,
     ContentsItem,
     Doctor,
+    Ending,
     Kernel,
     LostKernel,
     Operation,
@@ -109,6 +110,18 @@ def lost(found: Sequence[LostKernel]) -> None:
     ]
     head = ["Kernel", "Notebook", "Name", "Node", "Last seen", "Saved", "Size"]
     table(head, rows, "No kernel was lost.")
+
+
+def ending(it: Ending) -> None:
+    """Print what was saved before a server ends; on stderr what was not."""
+    saved = [kernel for kernel in it.kernels if kernel.saved]
+    click.echo(f"{len(saved)} of {len(it.kernels)} kernels are saved.")
+    for kernel in it.kernels:
+        if not kernel.saved:
+            name = clean(kernel.path or kernel.kernel_id)
+            click.echo(f"Not saved: {name}: {clean(kernel.message or '')}", err=True)
+    for state_id in it.not_uploaded:
+        click.echo(f"On this node only: state {state_id}", err=True)
 
 
 def state(it: State) -> None:

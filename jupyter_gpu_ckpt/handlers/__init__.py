@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from . import autosave, doctor, gc, kernels, lost, operations, states, unknown
+from . import autosave, doctor, endings, gc, kernels, lost, operations, states, unknown
 from .base import KEEPER_SETTING, GpuCkptHandler
 
 default_handlers: list[tuple[str, type[GpuCkptHandler]]] = [
     *autosave.routes,
     *doctor.routes,
+    *endings.routes,
     *gc.routes,
     *kernels.routes,
     *lost.routes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,13 @@ class KernelStore:
 
     def start(self) -> None:
         """Begin what goes on in the background; the keeper calls it when the server is up."""
+
+    def flush(self, timeout: float, stop: threading.Event | None = None) -> list[str]:
+        """Wait until no state is on this node only, `timeout` seconds at most, or for `stop`.
+
+        Returns the ids of states of which that is not so.
+        """
+        return []
 
     def stop(self, timeout: float) -> list[str]:
         """End it within `timeout` seconds; returns the ids of states that only this node has."""

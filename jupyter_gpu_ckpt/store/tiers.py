@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -124,6 +125,14 @@ class TieredStore(StateStore):
         with suppress(OSError):
             self._tier.tidy()
         self._uploader.start()
+
+    def flush(self, timeout: float, stop: threading.Event | None = None) -> list[str]:
+        """Wait until all is uploaded; returns the ids of states that are not."""
+        end = time.monotonic() + timeout
+        left = self._uploader.flush(timeout, stop)
+        if self._complaint is None:
+            self._records.flush(min(5.0, max(0.0, end - time.monotonic())))
+        return left
 
     def stop(self, timeout: float) -> list[str]:
         """Upload for `timeout` seconds more at most; returns the ids of states not uploaded."""

@@ -101,8 +101,11 @@ class Uploader:
         owner = self._owner()
         return [] if owner is None else [unsent.state_id for unsent in self._unsent(owner)]
 
-    def stop(self, timeout: float) -> list[str]:
-        """Go on for `timeout` seconds at most, then end; returns the ids that were not sent."""
+    def flush(self, timeout: float, stop: threading.Event | None = None) -> list[str]:
+        """Wait until all is sent, `timeout` seconds at most; returns the ids that were not.
+
+        The wait ends too when `stop` is set.
+        """
         end = time.monotonic() + timeout
         left = self.unsent()
         if self._thread is not None:
@@ -111,10 +114,15 @@ class Uploader:
             self.wake()
             with self._idle:
                 while set(left) - self.lost.keys() and time.monotonic() < end:
-                    if self._failures >= enough:
+                    if self._failures >= enough or (stop is not None and stop.is_set()):
                         break
                     self._idle.wait(min(0.5, max(0.0, end - time.monotonic())))
                     left = self.unsent()
+        return left
+
+    def stop(self, timeout: float) -> list[str]:
+        """Go on for `timeout` seconds at most, then end; returns the ids that were not sent."""
+        left = self.flush(timeout)
         self._stop.set()
         self._wake.set()
         return left

@@ -10,6 +10,9 @@ from traitlets.config import Configurable
 
 from jupyter_gpu_ckpt.app import GpuCkptApp
 from jupyter_gpu_ckpt.autosave import AutoSave
+from jupyter_gpu_ckpt.notices.clouds import AwsNotice, AzureNotice, GcpNotice
+from jupyter_gpu_ckpt.notices.local import FileNotice, SignalNotice
+from jupyter_gpu_ckpt.notices.slurm import SlurmNotice
 from jupyter_gpu_ckpt.provisioner import GpuCkptProvisioner
 from jupyter_gpu_ckpt.settings import GpuCkpt
 from tests.harness.node import REPOSITORY
@@ -29,12 +32,16 @@ def own_traits(kind: type[Configurable]) -> dict[str, Any]:
 
 def rows(section: str) -> dict[str, str]:
     """The rows of a section's table: the default, by trait."""
-    text = PAGE.read_text().split(f"`c.{section}`\n", 1)[1].split("\n## ")[0]
+    end = "\n##" if section.endswith("Notice") else "\n## "
+    text = PAGE.read_text().split(f"`c.{section}`\n", 1)[1].split(end)[0]
     cells = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
     return {row[1].strip().strip("`"): row[2].strip() for row in cells}
 
 
-@pytest.mark.parametrize("kind", [GpuCkpt, GpuCkptProvisioner, AutoSave])
+NOTICES = [FileNotice, SignalNotice, SlurmNotice, AwsNotice, GcpNotice, AzureNotice]
+
+
+@pytest.mark.parametrize("kind", [GpuCkpt, GpuCkptProvisioner, AutoSave, *NOTICES])
 def test_every_trait_is_documented_with_its_default(kind: type[Configurable]) -> None:
     traits, documented = own_traits(kind), rows(kind.__name__)
     assert set(documented) == set(traits)

@@ -26,6 +26,12 @@ KERNEL: dict[str, Any] = {
 }  # fmt: skip
 
 
+SERVER: dict[str, Any] = {
+    "action": "saved", "ending_id": "e", "source": "slurm", "why": "The job ends.", "sure": True,
+    "seconds": None, "saved": 2, "not_saved": ["a.ipynb"], "not_uploaded": 0,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def logger() -> EventLogger:
     logger = EventLogger()
@@ -34,7 +40,10 @@ def logger() -> EventLogger:
     return logger
 
 
-@pytest.mark.parametrize(("name", "data"), [("operation/v1", OPERATION), ("kernel/v1", KERNEL)])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("operation/v1", OPERATION), ("kernel/v1", KERNEL), ("server/v1", SERVER)],
+)
 def test_schemas_are_strict(logger: EventLogger, name: str, data: dict[str, Any]) -> None:
     logger.schemas.validate_event(SCHEMAS + name, data)
     with pytest.raises(ValidationError):

@@ -11,6 +11,7 @@ from tornado.web import RequestHandler
 
 from jupyter_gpu_ckpt import errors, models
 from jupyter_gpu_ckpt.handlers import default_handlers
+from jupyter_gpu_ckpt.handlers.endings import EndingBody
 from jupyter_gpu_ckpt.handlers.gc import GcBody
 from jupyter_gpu_ckpt.handlers.kernels import SaveBody
 from jupyter_gpu_ckpt.handlers.states import MarkBody, RestoreBody
@@ -73,9 +74,11 @@ def test_schemas_agree_with_the_models() -> None:
         models.Operation,
         models.LostKernel,
         models.Doctor,
+        models.Ending,
         models.ErrorBody,
         models.AutoSaves,
         models.Contents,
+        EndingBody,
         SaveBody,
         MarkBody,
         RestoreBody,
