@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from . import durations
 from .autosave import SECONDS
 from .errors import CkptError
 from .models import AutoSaveChoice, AutoSaves
@@ -187,18 +188,11 @@ def describe(saves: AutoSaves) -> str:
     policy = msgspec.structs.asdict(saves.policy)
     if not policy["enabled"]:
         return "This kernel is not saved automatically."
-    said = [_TIMES[name].format(_duration(policy[name])) for name in SECONDS if policy[name]]
+    said = [_TIMES[name].format(durations.words(policy[name])) for name in SECONDS if policy[name]]
     said += [words for name, words in _SWITCHES.items() if policy[name]]
     if not said:
         return "This kernel is not saved automatically."
     return "This kernel is saved automatically: " + ", ".join(said) + "."
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= length and seconds % length == 0:
-            return f"{seconds / length:g} {unit}"
-    return f"{seconds:g} s"
 
 
 def _line(record: StateRecord) -> str:

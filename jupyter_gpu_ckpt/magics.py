@@ -6,7 +6,7 @@ Gives ``%save_state``, ``%states`` and ``%autosave_state``, and calls the callba
 
 from __future__ import annotations
 
-import re
+import contextlib
 import sys
 import uuid
 from pathlib import Path
@@ -17,10 +17,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display, update_display
 
-from . import hooks
+from . import durations, hooks
 from .talk import COMM_ID
 
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _SECONDS: Final = {"idle", "interval", "long_cell"}
 _SWITCHES: Final = {"shutdown": "before_shutdown", "cull": "before_cull"}
 _MARK: Final = "_jupyter_gpu_ckpt"
@@ -134,11 +133,9 @@ def _setting(word: str) -> tuple[str, float | bool]:
     name, _, value = word.partition("=")
     if name in _SWITCHES and value in ("on", "off"):
         return _SWITCHES[name], value == "on"
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
-    if name in _SECONDS and value == "off":
-        return name, 0.0
-    if name in _SECONDS and match is not None:
-        return name, float(match[1]) * _UNITS[match[2]]
+    if name in _SECONDS:
+        with contextlib.suppress(ValueError):
+            return name, durations.seconds(value)
     raise UsageError(
         f"%autosave_state does not understand {word!r}. Examples: idle=10m, interval=1h, "
         "long_cell=off, shutdown=off, cull=on, off, on, default."

@@ -11,7 +11,7 @@ import click
 
 from .. import __version__
 from ..models import Doctor, Kernel, LostKernel, Operation
-from . import drill, ending, follow, show, states
+from . import autosave, drill, ending, follow, show, states
 from .errors import CliError
 from .options import report, server_options, wait_options
 from .select import Target
@@ -156,7 +156,8 @@ def lost(
 
 for command in states.commands:
     cli.add_command(command)
-cli.add_command(drill.drill)
+for command in (drill.drill, autosave.autosave):
+    cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:

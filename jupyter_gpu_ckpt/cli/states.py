@@ -195,6 +195,7 @@ def new_key(file: str, as_json: bool) -> None:
 @click.argument("state")
 @click.option("--new", is_flag=True, help="Open it as a new kernel instead of rolling back.")
 @click.option("--path", metavar="PATH", help="Notebook path of the new kernel's session.")
+@click.option("--take-over", is_flag=True, help="Also from another server that runs the kernel.")
 @wait_options
 @server_options
 def restore(
@@ -203,14 +204,17 @@ def restore(
     state: str,
     new: bool,
     path: str | None,
+    take_over: bool,
     no_wait: bool,
     timeout: float,
 ) -> None:
     """Restore STATE: roll its kernel back to it, or open it as a new kernel."""
     if path is not None and not new:
         raise click.UsageError("--path goes with --new: a roll-back keeps the kernel's notebook.")
+    if take_over and new:
+        raise click.UsageError("--take-over is for the kernel itself, --new makes another one.")
     server, state_id = target.state(state)
-    body = {"mode": "new" if new else "rollback"}
+    body: dict[str, Any] = {"mode": "new" if new else "rollback", "take_over": take_over}
     if path is not None:
         body["path"] = api_path(path, server.root_dir)
 

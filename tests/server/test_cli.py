@@ -180,9 +180,33 @@ def test_lost_kernels_are_listed_brought_back_and_dismissed(home: Home) -> None:
         assert shell.run("lost").stdout == "No kernel was lost.\n"
 
 
+def test_automatic_saves_are_shown_and_chosen(shell: Shell, start: Start) -> None:
+    start("chosen.ipynb")
+    said = shell.run("autosave", "chosen.ipynb", "--idle", "90s", "--interval", "1.5h").stdout
+    assert re.search(r"^when idle for +90 s +chosen *$", said, re.MULTILINE)
+    assert re.search(r"^after work of +90 min +chosen *$", said, re.MULTILINE)
+    # What is not given stays.
+    found = shell.json("autosave", "chosen.ipynb", "--long-cell", "off", "--no-before-cull")
+    assert {name: value for name, value in found["own"].items() if value is not None} == {
+        "idle": 90, "interval": 5400, "long_cell": 0, "before_cull": False,
+    }  # fmt: skip
+    assert "Switched off" in shell.run("autosave", "chosen.ipynb", "--off").stdout
+    assert shell.json("autosave", "chosen.ipynb", "--on")["policy"]["enabled"] is True
+    found = shell.json("autosave", "chosen.ipynb", "--default")
+    assert set(found["own"].values()) == {None}
+    assert shell.json("autosave", "--idle", "20m")["policy"]["idle"] == 1200
+    assert shell.json("autosave", "chosen.ipynb")["policy"]["idle"] == 1200
+    assert shell.json("autosave", "--default")["policy"]["idle"] == 600
+    # Within the administrator's limits.
+    said = shell.error("autosave", "chosen.ipynb", "--idle", "1s")
+    assert "shorter than the administrator allows" in said
+    assert "not a duration" in shell.error("autosave", "--idle", "soon", code=2)
+
+
 def test_several_servers(home: Home) -> None:
     shell = Shell(home)
-    with JupyterServer(home) as one, JupyterServer(home) as two:
+    config = {"GpuCkpt": {"lease_interval": 0.5}}
+    with JupyterServer(home, config=config) as one, JupyterServer(home, config=config) as two:
         kernels = [s.client.start(home.add_notebook(f"{s.port}.ipynb")) for s in (one, two)]
         # A kernel says which server is meant.
         for kernel in kernels:
@@ -200,6 +224,14 @@ def test_several_servers(home: Home) -> None:
         (state,) = shell.json("states", "--kernel", kernels[1].id, "--url", one.base_url)
         shell.run("restore", state["id"])
         assert "NameError" in str(kernels[1].execute("x").error)
+        # Another one gets it only where that is said, and then it is gone from the first.
+        there = ("--url", one.base_url)
+        assert "still runs, in another" in shell.error("restore", state["id"], *there)
+        told = two.client.events()
+        shell.run("restore", state["id"], "--take-over", *there)
+        told.wait_for("kernel", action="fenced", kernel_id=kernels[1].id)
+        assert kernels[1].id in {k["id"] for k in one.client.get("api/kernels")}
+        wait_for("two let go", lambda: not two.client.get("api/kernels"), 20)
 
 
 def test_tokens(home: Home) -> None:
@@ -290,6 +322,7 @@ def test_without_a_server(home: Home) -> None:
         ["frobnicate"],
         ["states", "--colour"],
         ["restore", "x", "--path", "a.ipynb"],
+        ["restore", "x", "--new", "--take-over"],
         ["lost", "--restore", "a", "--dismiss", "b"],
         ["save", "x", "--timeout", "-1"],
     ],
