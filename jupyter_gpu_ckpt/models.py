@@ -256,29 +256,6 @@ class LostKernel(msgspec.Struct, frozen=True):
     damaged: list[str] = []
 
 
-class DoctorCheck(msgspec.Struct, frozen=True):
-    """One line of ``doctor``."""
-
-    name: str
-    status: Literal["ok", "warning", "problem"]
-    message: str
-    hint: str | None = None
-
-
-class Doctor(msgspec.Struct, frozen=True):
-    """What this node can capture, and why not."""
-
-    can_capture: bool
-    version: str
-    checks: list[DoctorCheck]
-
-
-class AutoSavePolicy(msgspec.Struct, frozen=True):
-    """When a kernel is saved automatically; seconds, 0 for never.
-
-    ``enabled`` false leaves the kernel alone, whatever the others say.
-    """
-
 class EndingKernel(msgspec.Struct, frozen=True):
     """A kernel of a server that is about to end, and if it is not saved, why."""
 
@@ -306,6 +283,29 @@ class Ending(msgspec.Struct):
     kernels: list[EndingKernel] = []
     not_uploaded: list[str] = []
 
+
+class DoctorCheck(msgspec.Struct, frozen=True):
+    """One line of ``doctor``."""
+
+    name: str
+    status: Literal["ok", "warning", "problem"]
+    message: str
+    hint: str | None = None
+
+
+class Doctor(msgspec.Struct, frozen=True):
+    """What this node can capture, and why not."""
+
+    can_capture: bool
+    version: str
+    checks: list[DoctorCheck]
+
+
+class AutoSavePolicy(msgspec.Struct, frozen=True):
+    """When a kernel is saved automatically; seconds, 0 for never.
+
+    ``enabled`` false leaves the kernel alone, whatever the others say.
+    """
 
     enabled: bool
     idle: float
