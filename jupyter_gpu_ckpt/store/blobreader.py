@@ -7,12 +7,46 @@ from collections.abc import Callable, Iterable
 
 from blake3 import blake3
 
-from .codec import RAW, Scratch, decode
-from .damage import Damaged
+from .codec import BLOB, BLOB_PAGES, PAGE, RAW, Scratch, decode
+from .damage import Damaged, TooNew
 from .index import Index
 from .owner import OwnerStore
-from .packs import PackSource
+from .packs import NAME_SIZE, PackSource, read_footer
 from .seal import Sealer
+
+
+def check_pack(owner: OwnerStore, source: PackSource, pack: str) -> None:
+    """Read all of a pack and look whether it is what was written, by what its footer says.
+
+    Raises
+    ------
+    Damaged
+        Missing, cut off or altered.
+    CkptError
+        ``key_missing``, ``wrong_key``.
+    OSError
+        Not readable.
+    """
+    try:
+        footer = read_footer(source, pack, owner.footer_key, owner.sealing)
+    except TooNew as error:
+        raise Damaged(f"pack {pack} cannot be checked: {error}") from error
+    sealer = owner.sealing.sealer(pack, footer.salt, footer.key_id)
+    scratch = Scratch(level=1)
+    at = 0
+    for blob, (length, codec, pages) in enumerate(
+        zip(footer.lengths, footer.codecs, footer.pages, strict=True)
+    ):
+        if length > BLOB + PAGE or pages > BLOB_PAGES:
+            raise Damaged(f"a block of pack {pack} has an impossible size")
+        stored = scratch.room(length)
+        source.read_into(pack, at, stored)
+        plain = memoryview(scratch.plain)[: pages * PAGE]
+        decode(codec, sealer.open(blob, stored), plain, scratch)
+        name = footer.names[blob * NAME_SIZE : (blob + 1) * NAME_SIZE]
+        if blake3(plain, key=owner.name_key).digest() != name:
+            raise Damaged(f"a block of pack {pack} does not match its checksum")
+        at += length
 
 
 class BlobReader:

@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from .layout import is_state_id, make_private_dir, sync_dir
@@ -87,6 +87,10 @@ class LocalFiles:
         if not dry_run:
             _remove(path)
         return size
+
+    def announced(self, pack_ids: list[str]) -> AbstractContextManager[None]:
+        """See :class:`~.sweep.StoreFiles`; nobody uploads to a folder."""
+        return nullcontext()
 
     def remove_pack(self, pack_id: str) -> None:
         """See :class:`~.sweep.StoreFiles`."""

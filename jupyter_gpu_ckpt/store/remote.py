@@ -140,6 +140,22 @@ class RemoteOwner:
             over.set()
             self.forget(path)
 
+    def being_removed(self) -> set[str]:
+        """Packs that collections under way may remove."""
+        found = self.objects.list("removing")
+        if not found:
+            return set()
+        now = RemoteFiles(self).now()
+        packs: set[str] = set()
+        for name, entry in found.items():
+            data = self.maybe(name) if now - entry.modified < _FRESH_SECONDS else None
+            if data is not None:
+                try:
+                    packs.update(msgspec.json.decode(data, type=_Presence).packs)
+                except msgspec.DecodeError:
+                    packs.update(self.packs())
+        return packs
+
     def forget(self, name: str) -> None:
         """Remove an object that only costs space, if that is possible."""
         try:
@@ -229,6 +245,17 @@ class RemoteFiles:
         if not dry_run:
             self._objects.delete(f"writers/{presence_id}.json")
         return 0
+
+    @contextmanager
+    def announced(self, pack_ids: list[str]) -> Iterator[None]:
+        """See :class:`~.sweep.StoreFiles`; stays behind where something failed."""
+        for name, found in self._objects.list("removing").items():
+            if self.now() - found.modified > _FRESH_SECONDS:
+                self._remote.forget(name)
+        name = f"removing/{secrets.token_hex(8)}.json"
+        self._objects.put(name, msgspec.json.encode(_Presence(pack_ids)))
+        yield
+        self._remote.forget(name)
 
     def remove_pack(self, pack_id: str) -> None:
         """See :class:`~.sweep.StoreFiles`."""

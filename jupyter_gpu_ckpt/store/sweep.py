@@ -10,6 +10,14 @@ No process waits for another's lock, so the order of the looks is what makes it 
 A state is only ever built on states whose manifests were there when its writer was present
 already. So whoever could need a pack that (1) found unneeded was present at (2), or
 has come and gone by (3); and what nobody needs then, nobody will ever need again.
+
+An upload to a remote tier is another matter: the state that it was built on may be long gone there,
+and it comes with packs that the node still has. So between (1) and (2) a collection announces
+what it may remove, and an upload looks for announcements after its presence and its manifest were
+written: either the collection sees the upload, or the upload sees the announcement. It then waits
+until that is gone and sends what is missing by then. An announcement is void an hour later, before
+which its collection has stopped removing; it stays behind where a removal failed, as that may
+still come to pass.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import CkptError
@@ -26,6 +35,8 @@ from .seal import manifest_format, manifest_packs
 # Notes of deleted states must outlive every collection that began before them.
 _NOTE_SECONDS: Final = 3600.0
 _LONGEST_LOOK: Final = 1800.0
+#: Well before an announcement is void.
+_LONGEST_REMOVAL: Final = 2700.0
 
 
 class PackSeen(NamedTuple):
@@ -72,6 +83,9 @@ class StoreFiles(Protocol):
     def take_away(self, presence_id: str, *, dry_run: bool) -> int:
         """End a dead writer's presence, after which it cannot commit; returns bytes freed."""
 
+    def announced(self, pack_ids: list[str]) -> AbstractContextManager[None]:
+        """Let uploads see meanwhile that these packs may be removed."""
+
     def remove_pack(self, pack_id: str) -> None:
         """Remove a pack."""
 
@@ -114,33 +128,35 @@ def sweep(
     needs = _Needs(files)
     needed = needs.look()
     garbage = [pack for pack in packs if not _is_needed(pack.id, needed)]
-    freed = 0
-    for presence in files.present():
-        if not presence.alive:
-            freed += files.take_away(presence.id, dry_run=dry_run)
-        elif presence.packs is None:
-            garbage = []
-        else:
-            needed |= presence.packs
-            if presence.state_id is not None:
-                needed.add(presence.state_id)
-    needed |= needs.look()
-    for state_id, _ in files.deleted():
-        if state_id not in notes:
-            needed |= needs.of_note(state_id)
-    if time.clock_gettime(time.CLOCK_BOOTTIME) - began > _LONGEST_LOOK:
-        raise CkptError(
-            "store_unavailable",
-            "The state store answers too slowly to be tidied up; nothing was removed.",
-        )
-    removed = 0
-    for pack in garbage:
-        if stop is not None and stop.is_set():
-            return GcResult(removed, freed)
-        if not _is_needed(pack.id, needed):
-            if not dry_run:
-                files.remove_pack(pack.id)
-            removed, freed = removed + 1, freed + pack.size
+    freed = removed = 0
+    quiet = dry_run or not garbage
+    with nullcontext() if quiet else files.announced([pack.id for pack in garbage]):
+        for presence in files.present():
+            if not presence.alive:
+                freed += files.take_away(presence.id, dry_run=dry_run)
+            elif presence.packs is None:
+                garbage = []
+            else:
+                needed |= presence.packs
+                if presence.state_id is not None:
+                    needed.add(presence.state_id)
+        needed |= needs.look()
+        for state_id, _ in files.deleted():
+            if state_id not in notes:
+                needed |= needs.of_note(state_id)
+        if time.clock_gettime(time.CLOCK_BOOTTIME) - began > _LONGEST_LOOK:
+            raise CkptError(
+                "store_unavailable",
+                "The state store answers too slowly to be tidied up; nothing was removed.",
+            )
+        for pack in garbage:
+            late = time.clock_gettime(time.CLOCK_BOOTTIME) - began > _LONGEST_REMOVAL
+            if late or (stop is not None and stop.is_set()):
+                return GcResult(removed, freed)
+            if not _is_needed(pack.id, needed):
+                if not dry_run:
+                    files.remove_pack(pack.id)
+                removed, freed = removed + 1, freed + pack.size
     if not dry_run:
         for state_id, when in notes.items():
             if when < now - _NOTE_SECONDS:

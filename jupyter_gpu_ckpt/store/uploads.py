@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CkptError
+from .blobreader import check_pack
 from .damage import Damaged
 from .local_tier import LocalTier
 from .owner import OwnerStore
@@ -21,6 +22,8 @@ from .seal import manifest_packs
 #: Seconds between looks for states that another server of this node has left.
 _LOOK_SECONDS: Final = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+#: Seconds that an upload waits for a collection of garbage before it begins anew later.
+_COLLECTION_SECONDS: Final = 60.0
 
 
 class _Unsent(NamedTuple):
@@ -209,7 +212,9 @@ class Uploader:
                     remote.marks_name(state.kernel_id, state.state_id), marks.read_bytes()
                 )
             # A collector that saw neither presence nor manifest (it looked just before, or took
-            # this for dead) may have removed what was there of a state that is deleted by now.
+            # this for dead) may remove what was there of a state that is deleted by now. It has
+            # announced that before it looked.
+            self._wait_for_collections(needed)
             self._send_packs(owner, state, needed)
             self._tier.set_durable(state.state_id)
             try:
@@ -218,6 +223,18 @@ class Uploader:
                 remote.delete_state(state.kernel_id, state.state_id)
                 self._tier.forget(state.state_id)
                 raise
+
+    def _wait_for_collections(self, needed: list[str]) -> None:
+        end = time.monotonic() + _COLLECTION_SECONDS
+        while not self._remote.being_removed().isdisjoint(needed):
+            if time.monotonic() > end:
+                raise CkptError(
+                    "store_unavailable",
+                    "What a state needs is just being removed from the remote state store.",
+                    hint="The state is uploaded when that has ended.",
+                )
+            if self._stop.wait(1.0):
+                raise CkptError("cancelled", "The transfer was cancelled.")
 
     def _manifest(self, state: _Unsent) -> bytes:
         try:
@@ -235,6 +252,9 @@ class Uploader:
                 continue
             if size is None:
                 raise Damaged(f"pack {pack} is in neither tier")
+            if pack in there:
+                # One of them is not what was written: only what is whole takes the other's place.
+                check_pack(owner, local, pack)
             missing.append(pack)
 
         def send(pack: str) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -70,6 +71,11 @@ class Store:
         self.notes: dict[str, list[str]] = {}
         self.presences: dict[str, list[str]] = {}
         self.dead: set[str] = set()
+        self.announced: dict[int, list[str]] = {}
+        #: Every state that there ever was on a node.
+        self.ever: dict[str, list[str]] = {}
+        #: Those whose upload has not ended.
+        self.underway: set[str] = set()
         self._count = 0
 
     def new_id(self) -> str:
@@ -77,7 +83,8 @@ class Store:
         return f"20261202T000000Z-{self._count:08x}"
 
     def check(self) -> None:
-        for state, packs in self.manifests.items():
+        for state in self.manifests.keys() - self.underway:
+            packs = self.manifests[state]
             assert self.packs.issuperset(packs), f"{state} has lost packs"
 
 
@@ -104,6 +111,37 @@ def writer(store: Store, pick: Callable[[int], int]) -> Callable[[Actor], None]:
         store.manifests[me] = mine + [pack for pack in theirs if pick(3)]
         actor.step()
         store.presences.pop(me, None)
+
+    return run
+
+
+def uploader(store: Store, pick: Callable[[int], int]) -> Callable[[Actor], None]:
+    """Sends a state whose packs its node has, whatever became of those it was built on."""
+
+    def run(actor: Actor) -> None:
+        me = store.new_id()
+        parents = sorted(store.ever)
+        theirs = store.ever[parents[pick(len(parents))]] if parents else []
+        needed = store.ever[me] = [f"{me}-0000", *theirs]
+        store.underway.add(me)
+        actor.step()
+        store.presences[me] = needed
+        send(actor, needed)
+        actor.step()
+        store.manifests[me] = needed
+        actor.step()
+        while any(set(needed) & set(packs) for packs in store.announced.values()):
+            actor.step()
+        send(actor, needed)
+        store.underway.discard(me)
+        actor.step()
+        store.presences.pop(me, None)
+
+    def send(actor: Actor, needed: list[str]) -> None:
+        actor.step()
+        for pack in sorted(set(needed) - store.packs):
+            actor.step()
+            store.packs.add(pack)
 
     return run
 
@@ -194,6 +232,17 @@ class Files:
         self._store.presences.pop(presence_id, None)
         return 0
 
+    @contextmanager
+    def announced(self, pack_ids: list[str]) -> Iterator[None]:
+        self._step()
+        self._store.announced[id(self)] = pack_ids
+        try:
+            yield
+            self._step()
+        finally:
+            # Where a collection was killed: an hour later.
+            del self._store.announced[id(self)]
+
     def remove_pack(self, pack_id: str) -> None:
         self._step()
         self._store.packs.discard(pack_id)
@@ -214,13 +263,19 @@ def test_no_order_of_events_takes_a_pack_from_a_state(seed: int) -> None:
         _play(random.Random(number).randrange)
 
 
-def _play(pick: Callable[[int], int]) -> None:
+@pytest.mark.parametrize("seed", range(0, 400, 100))
+def test_no_order_of_events_takes_a_pack_from_an_uploaded_state(seed: int) -> None:
+    for number in range(seed, seed + 100):
+        _play(random.Random(number).randrange, remote=True)
+
+
+def _play(pick: Callable[[int], int], *, remote: bool = False) -> None:
     store = Store()
     kinds = [
-        lambda: Actor(writer(store, pick)),
-        lambda: Actor(writer(store, pick)),
+        lambda: Actor(uploader(store, pick) if remote else writer(store, pick)),
+        lambda: Actor(uploader(store, pick) if remote else writer(store, pick)),
         lambda: Actor(deleter(store, pick)),
-        lambda: Actor(reader(store, pick)),
+        lambda: Actor(deleter(store, pick) if remote else reader(store, pick)),
         lambda: Actor(collector(store)),
         lambda: Actor(collector(store)),
     ]
@@ -254,6 +309,8 @@ def _play(pick: Callable[[int], int]) -> None:
     _sweep(store, lambda: None)
     store.check()
     assert store.presences == {}
+    if remote:
+        return  # what is underway has come to an end in the middle
     needed = {pack for packs in store.manifests.values() for pack in packs}
     own = {pack for pack in store.packs if pack.rpartition("-")[0] in store.manifests}
     assert store.packs == needed | own
