@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -30,6 +31,7 @@ from .store import KernelRecord, Lease, StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 
 
+@dataclass
 class LostRecord:
     """A kernel that ended without its user's wish, and its newest state that is whole.
 
@@ -37,17 +39,10 @@ class LostRecord:
     states that are known to be damaged, newest first, with what is wrong with each.
     """
 
-    def __init__(
-        self,
-        record: KernelRecord,
-        state: StateRecord,
-        last_seen: float,
-        damaged: dict[str, str] | None = None,
-    ) -> None:
-        self.record = record
-        self.state = state
-        self.last_seen = last_seen
-        self.damaged = damaged or {}
+    record: KernelRecord
+    state: StateRecord
+    last_seen: float
+    damaged: dict[str, str] = field(default_factory=dict)
 
 
 class Leases:
@@ -202,6 +197,8 @@ class Leases:
     ) -> AsyncIterator[None]:
         """While this server restores a kernel, no other does; if that fails, all is as before.
 
+        ``not_restorable``: another server was quicker.
+
         Parameters
         ----------
         kernel_id
@@ -212,9 +209,7 @@ class Leases:
         """
         async with self._lock:
             self._held.discard(kernel_id)
-            record = await in_thread(self._readable, kernel_id)
-            if record is not None:
-                await self._write(msgspec.structs.replace(record, lease=self.lease(), offer=None))
+            record = await in_thread(self._claim, kernel_id, cancel is None)
         try:
             if cancel is not None:
                 with contextlib.suppress(asyncio.TimeoutError):
@@ -223,8 +218,18 @@ class Leases:
         except BaseException:
             async with self._lock:
                 if record is not None and self._tracker.get(kernel_id) is None:
-                    await self._write(record)
+                    await in_thread(self._put, record)
             raise
+
+    def _claim(self, kernel_id: str, politely: bool) -> KernelRecord | None:
+        """Write this server's lease, unless another's counts; returns the record as it was."""
+        with self._store.claiming():
+            if politely and (taken := self.elsewhere(kernel_id)) is not None:
+                raise taken
+            record = self._readable(kernel_id)
+            if record is not None:
+                self._put(msgspec.structs.replace(record, lease=self.lease(), offer=None))
+        return record
 
     def _readable(self, kernel_id: str) -> KernelRecord | None:
         with contextlib.suppress(CkptError):  # an unreadable record is no reason
@@ -271,9 +276,9 @@ class Leases:
         else:
             self._store.delete_kernel(kernel_id)
 
-    async def _write(self, record: KernelRecord) -> None:
+    def _put(self, record: KernelRecord) -> None:
         try:
-            await in_thread(self._store.put_kernel, record)
+            self._store.put_kernel(record)
             self._complained = False
         except CkptError as error:
             self._complain(error)

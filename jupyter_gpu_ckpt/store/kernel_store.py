@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -16,6 +21,9 @@ from .local_files import tidy
 from .owner import OwnerStore, open_owner
 from .presence import store_now
 from .records import KernelRecord
+
+#: Seconds to wait for somebody else's claim, which takes milliseconds.
+_CLAIM_TIMEOUT: Final = 5.0
 
 READING = "read from the state store"
 WRITING = "write to the state store"
@@ -56,6 +64,31 @@ class KernelStore:
     def warnings(self) -> list[CkptError]:
         """What lists cannot say: that states may be missing in them, or are not durable yet."""
         return []
+
+    @contextlib.contextmanager
+    def claiming(self) -> Iterator[None]:
+        """For the block, no other process that shares the store is in such a block.
+
+        It looks whose a kernel is, and takes it. Where the file system has no locks, or the one
+        who holds it does not let go, the block is run all the same: a claim must not hang.
+        """
+        owner = self._create()
+        with translated(WRITING):
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            fd = os.open(owner.writers / ".claims", flags, 0o600)
+        try:
+            deadline = time.monotonic() + _CLAIM_TIMEOUT
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
+                except OSError:
+                    break
+            yield
+        finally:
+            os.close(fd)
 
     def put_kernel(self, record: KernelRecord) -> None:
         """Write a kernel's record, whole or not at all; the keeper renews leases with it.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +281,40 @@ def test_a_kernel_that_runs_on_another_node_is_not_brought_in_twice(home: Home) 
         wait_for("the lease runs out", server.client.lost, 15)
         server.client.restore(state["id"])
         assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+def test_never_asks_and_of_two_servers_one_gets_a_lost_kernel(home: Home) -> None:
+    with JupyterServer(home) as server:
+        kernel = saved(server, "book.ipynb", 41)
+        server.kill()
+    never = {"GpuCkpt": {"restore_on_start": "never", "lease_interval": 0.2}}
+    with JupyterServer(home) as one, JupyterServer(home, config=never) as other:
+        one.client.wait_lost(1)
+        told = other.client.events()
+        # It offers nothing and does nothing by itself; what its user asks for it does.
+        assert other.client.lost() == []
+        start, both = threading.Barrier(2, timeout=30), (one, other)
+
+        def bring_back(server: JupyterServer) -> dict[str, Any]:
+            (state,) = server.client.states(kernel=kernel.id)
+            start.wait()
+            path = f"gpu-ckpt/api/states/{state['id']}/restore"
+            try:
+                return server.client.finished(server.client.post(path))
+            except ApiError as refused:
+                return {"status": "failed", "error": refused.body}
+
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(bring_back, both))
+        assert sorted(end["status"] for end in ends) == ["done", "failed"], ends
+        winner, loser = both if ends[0]["status"] == "done" else both[::-1]
+        refused = next(end["error"] for end in ends if end["status"] == "failed")
+        assert refused["reason"] == "not_restorable"
+        assert "still runs, in another" in refused["message"]
+        assert [k["id"] for k in winner.client.get("api/kernels")] == [kernel.id]
+        assert loser.client.get("api/kernels") == []
+        assert winner.client.connect(kernel.id).run("print(x + 1)") == "42"
+        assert not told.of("kernel", action="lost")
 
 
 def test_states_follow_a_renamed_notebook(home: Home) -> None:
