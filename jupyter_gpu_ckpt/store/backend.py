@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import importlib
 import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import quote
 
 from ..errors import CkptError
 
@@ -26,6 +28,18 @@ _EXTRAS: Final = {
 }
 #: Calls that never wait for a network.
 _LOCAL: Final = frozenset({"memory", "file", "local"})
+
+#: Errors of the clients' libraries, by name: none of them need be installed.
+_NO_CREDENTIALS: Final = frozenset(
+    {
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "DefaultCredentialsError",
+        "RefreshError",
+        "ClientAuthenticationError",
+        "CredentialUnavailableError",
+    }
+)
 
 
 class Backend:
@@ -65,6 +79,16 @@ class Backend:
         self._pid = 0
         self._inherited: list[Any] = []
         self._calls: set[concurrent.futures.Future[Any]] = set()
+
+    @property
+    def bucket(self) -> str:
+        """What the system calls the place that must exist before an object can be written."""
+        return "container" if _EXTRAS.get(self.protocol, ("",))[0] == "adlfs" else "bucket"
+
+    def parts(self, size: int) -> dict[str, int]:
+        """Arguments that have ``put_file`` write parts of `size` bytes, or several at a time."""
+        package = _EXTRAS.get(self.protocol, ("",))[0]
+        return {"s3fs": {"chunksize": size}, "adlfs": {"max_concurrency": 4}}.get(package, {})
 
     @property
     def root(self) -> str:
@@ -130,10 +154,7 @@ class Backend:
         package, extra = _EXTRAS.get(self.protocol, ("fsspec", ""))
         try:
             importlib.import_module(package)
-            from fsspec.core import url_to_fs
-
-            options = {"skip_instance_cache": True, "use_listings_cache": False}
-            fs, root = url_to_fs(self.url, **options, **self._deadlines(), **self._options)
+            fs, root = self._opened()
         except ImportError as error:
             wanted = f"jupyter-gpu-ckpt[{extra}]" if extra else error.name or package
             raise CkptError(
@@ -145,28 +166,88 @@ class Backend:
         except Exception as error:
             raise CkptError(
                 "store_unavailable",
-                f"The state store {self.url} cannot be opened: {error}",
+                f"The state store {self.url} cannot be opened: {self._without_secrets(error)}",
                 hint="Check GpuCkpt.store_url and GpuCkpt.store_options.",
             ) from error
-        if hasattr(fs, "retries"):
-            fs.retries = 1  # tries are counted by who calls, against a deadline
+        _try_once(fs)
         return fs, root.rstrip("/")
 
+    def _without_secrets(self, error: Exception) -> str:
+        """What an error says, without the options: gcsfs sends a token that it takes for none."""
+        said = str(error)
+        for value in self._options.values():
+            for text in (str(value), quote(str(value), safe="")):
+                if isinstance(value, str) and len(text) > 3:
+                    said = said.replace(text, "...")
+        return said
+
+    def _opened(self) -> tuple[Any, str]:
+        options = {"skip_instance_cache": True, "use_listings_cache": False}
+        options |= self._deadlines() | self._options
+        if self.protocol in ("gs", "gcs"):
+            # What gcsfs gives for this protocol asks first, over gRPC and for up to a minute, what
+            # kind of bucket it is; the objects that a store has are the same in all.
+            from gcsfs.core import GCSFileSystem
+
+            return GCSFileSystem(**options), str(GCSFileSystem._strip_protocol(self.url))
+        from fsspec.core import url_to_fs
+
+        fs, root = url_to_fs(self.url, **options)
+        return fs, str(root)
+
     def _deadlines(self) -> dict[str, Any]:
-        if self.protocol not in ("s3", "s3a") or "config_kwargs" in self._options:
-            return {}
-        return {
-            "config_kwargs": {
-                "connect_timeout": min(10.0, self.timeout),
-                "read_timeout": self.timeout,
-                "retries": {"total_max_attempts": 1},
-            }
-        }
+        """Options that have a connection given up when nothing comes, however much is under way."""
+        connect = min(10.0, self.timeout)
+        match _EXTRAS.get(self.protocol, ("",))[0]:
+            case "s3fs":
+                config = {
+                    "connect_timeout": connect,
+                    "read_timeout": self.timeout,
+                    "retries": {"total_max_attempts": 1},
+                }
+                return {"config_kwargs": config}
+            case "gcsfs":
+                from aiohttp import ClientTimeout
+
+                timeout = ClientTimeout(sock_connect=connect, sock_read=self.timeout)
+                return {"requests_timeout": timeout}
+            case "adlfs":
+                return {"connection_timeout": connect, "read_timeout": self.timeout}
+        return {}
 
 
 def cancelled() -> CkptError:
     """The error of a transfer that was ended from here."""
     return CkptError("cancelled", "The transfer was cancelled.")
+
+
+def _try_once(fs: Any) -> None:
+    """Have a filesystem try nothing again: tries are counted by who calls, against a deadline."""
+    if hasattr(fs, "retries"):  # s3fs
+        fs.retries = 1
+    inner = getattr(getattr(type(fs), "_request", None), "__wrapped__", None)
+    if inner is not None:  # gcsfs
+        fs._request = functools.partial(inner, fs)
+    client = getattr(fs, "service_client", None)
+    policy = getattr(getattr(client, "_config", None), "retry_policy", None)
+    if policy is not None:  # adlfs
+        policy.total_retries = 0
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether an error says that the credentials are missing, wrong, or not allowed to do it."""
+    code = getattr(error, "status_code", None) or getattr(error, "code", None)
+    return (
+        isinstance(error, PermissionError)
+        or code in (401, 403)
+        or (isinstance(error, OSError) and str(error).startswith("Forbidden"))  # gcsfs
+        or type(error).__name__ in _NO_CREDENTIALS
+    )
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether an error says that there is no such object, bucket or container."""
+    return isinstance(error, FileNotFoundError) or getattr(error, "status_code", None) == 404
 
 
 def version_of(info: Mapping[str, Any]) -> str:

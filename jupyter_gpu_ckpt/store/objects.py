@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import CkptError
-from .backend import Backend, cancelled, modified_of, version_of
+from .backend import Backend, cancelled, is_denied, is_missing, modified_of, version_of
 from .damage import Damaged
 
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Objects:
         path = self._path(name)
 
         def write() -> int:
-            parts = {"chunksize": _PART} if self._s3 else {}
+            parts = self._backend.parts(_PART)
             self._call("put_file", os.fspath(file), path, size=size, **parts)
             if (arrived := self._size(path)) != size:
                 raise _WrongLength(f"{name}: {arrived} of {size} bytes arrived")
@@ -285,16 +285,15 @@ class Objects:
                 return work()
             except CkptError:
                 raise
-            except FileNotFoundError as error:
-                if doing.startswith("write"):
-                    raise self._unavailable(doing, error, "Does the bucket exist?") from error
-                raise Missing(doing) from error
-            except PermissionError as error:
-                hint = "Check the credentials and what they may do in the bucket."
-                raise self._unavailable(doing, error, hint) from error
             except Exception as error:
-                if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
-                    hint = "Give credentials in GpuCkpt.store_options or the environment."
+                if is_missing(error):
+                    if doing.startswith("write"):
+                        hint = f"Does the {self._backend.bucket} exist?"
+                        raise self._unavailable(doing, error, hint) from error
+                    raise Missing(doing) from error
+                if is_denied(error):
+                    what = "the credentials and what they may do in the " + self._backend.bucket
+                    hint = f"Check {what}. They are in GpuCkpt.store_options or the environment."
                     raise self._unavailable(doing, error, hint) from error
                 wait = pause * random.uniform(0.5, 1.5)
                 if attempt == self._attempts or time.monotonic() + wait > end:
@@ -308,7 +307,7 @@ class Objects:
         raise AssertionError("the last try returns or raises")
 
     def _unavailable(self, doing: str, error: Exception, hint: str) -> CkptError:
-        what = str(error) or type(error).__name__
+        what = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, TimeoutError | asyncio.TimeoutError | concurrent.futures.TimeoutError):
             what = f"no answer within {self._timeout:g} s"
         return CkptError(

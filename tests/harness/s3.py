@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from tests.harness.connections import Connections
 from tests.harness.node import REPOSITORY
@@ -71,6 +72,43 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def wait_for_port(port: int, process: subprocess.Popen[bytes], said: Path) -> None:
+    """Wait until a server takes connections; if it ends, what it said is the error."""
+    end = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        assert time.monotonic() < end and process.poll() is None, said.read_text()[-2000:]
+        time.sleep(0.02)
+
+
+class Like(NamedTuple):
+    """What a request looks like: its method, and a part of its path."""
+
+    method: str
+    path: str
+
+
+class ObjectServer(Protocol):
+    """A server for objects, of one protocol or another."""
+
+    bucket: str
+    protocol: str
+    port: int
+
+    def options(self, port: int) -> dict[str, Any]:
+        """Storage options for fsspec to reach the server, or the proxy, on a port."""
+
+    def wrong_options(self, port: int) -> dict[str, Any]:
+        """The same with credentials that are wrong, and contain ``wrong``, perhaps in base64."""
+
+    def upload(self, name: str) -> Like:
+        """What the request that writes an object looks like."""
+
+    def download(self, name: str) -> Like:
+        """What the requests that read what is in an object look like."""
+
+
 class S3Server:
     """A Ceph cluster in three processes, with an S3 user and a bucket; its data is in memory.
 
@@ -78,6 +116,7 @@ class S3Server:
     """
 
     bucket = "states-of-tests"
+    protocol = "s3"
 
     def __init__(self) -> None:
         where = subprocess.run(
@@ -120,12 +159,7 @@ class S3Server:
         )
         self._run("radosgw-admin", "-n", "client.rgw", "user", "create", *user)
         self._start("radosgw", "-n", "client.rgw", "--no-mon-config")
-        end = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                break
-            assert time.monotonic() < end and self._processes[-1].poll() is None, self._said()
-            time.sleep(0.02)
+        wait_for_port(self.port, self._processes[-1], self._folder / "radosgw.out")
 
         import s3fs
 
@@ -154,6 +188,22 @@ class S3Server:
     def _said(self) -> str:
         """What the programs wrote, for the message of a test that fails."""
         return "".join(path.read_text()[-2000:] for path in self._folder.glob("*.out"))
+
+    def options(self, port: int) -> dict[str, Any]:
+        """See :class:`ObjectServer`."""
+        return options(port)
+
+    def wrong_options(self, port: int) -> dict[str, Any]:
+        """See :class:`ObjectServer`."""
+        return {**options(port), "secret": "wrong"}
+
+    def upload(self, name: str) -> Like:
+        """See :class:`ObjectServer`."""
+        return Like("PUT", name)
+
+    def download(self, name: str) -> Like:
+        """See :class:`ObjectServer`."""
+        return Like("GET", name)
 
     def stop(self) -> None:
         """End the processes and forget what they stored."""
@@ -191,14 +241,19 @@ class Proxy:
     ----------
     requests
         What came through, in order.
+    options
+        Storage options for fsspec to go through here.
     rate
         Bytes a second that bodies go through with, each; ``None`` for no limit.
     """
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(
+        self, server_port: int, options: Callable[[int], dict[str, Any]] = options
+    ) -> None:
         self.requests: list[Request] = []
         self.rate: float | None = None
         self.port = free_port()
+        self.options = options(self.port)
         self._server_port = server_port
         self._faults: list[list[Any]] = []
         self._listener: asyncio.Server | None = None
@@ -207,11 +262,6 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.up()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Storage options for fsspec to go through here."""
-        return options(self.port)
 
     def count(self, method: str = "", path: str = "") -> int:
         """How many requests had this method and this in their path."""
@@ -290,7 +340,7 @@ class Proxy:
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
         size = _length(head) or 0
-        request = Request(method, path, size)
+        request = Request(method, unquote(path), size)
         self.requests.append(request)
         fault = self._fault_of(request)
         if b"100-continue" in head.lower():

@@ -1,4 +1,4 @@
-"""Objects on a real S3 server, over a network that fails in every way."""
+"""Objects on real servers, over a network that fails in every way."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store.damage import Damaged
 from jupyter_gpu_ckpt.store.objects import Missing, Objects
-from tests.harness.s3 import Proxy, S3Server, options
-from tests.store.remote.conftest import Connect
+from tests.harness.s3 import ObjectServer, Proxy, S3Server, options
+from tests.store.remote.conftest import Connect, everywhere
 
 MIB = 1 << 20
 
 
+@everywhere
 def test_what_was_put_comes_back(connect: Connect) -> None:
     objects, data = connect(), os.urandom(3 * MIB + 1)
     assert objects.size("packs/a") is None
@@ -48,6 +50,7 @@ def test_what_was_put_comes_back(connect: Connect) -> None:
         objects.get("packs/a")
 
 
+@everywhere
 def test_what_exists_is_not_made_anew(connect: Connect) -> None:
     objects = connect()
     assert objects.put("store.json", b"first", create=True)
@@ -55,51 +58,67 @@ def test_what_exists_is_not_made_anew(connect: Connect) -> None:
     assert objects.get("store.json") == b"first"
 
 
-def test_large_files_go_in_parts_both_ways(connect: Connect, proxy: Proxy, tmp_path: Path) -> None:
+@everywhere
+def test_large_files_go_in_parts_both_ways(
+    connect: Connect, system: ObjectServer, proxy: Proxy, tmp_path: Path
+) -> None:
+    """Parts for Google Cloud are not counted: its server for tests takes them past the proxy."""
     objects, data = connect(timeout=20), os.urandom(70 * MIB)
     (tmp_path / "a").write_bytes(data)
     assert objects.put_file("big", tmp_path / "a") == len(data)
-    assert proxy.count("PUT", "partNumber") == 9
+    if system.protocol != "gs":
+        parts = {"s3": ("partNumber", 9), "abfs": ("comp=block&", 18)}
+        what, least = parts[system.protocol]
+        assert proxy.count("PUT", what) >= least
     objects.fetch("big", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == data
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
-    assert proxy.count("GET", "big") == 9
+    assert proxy.count("GET", "big") >= 9
 
 
+@everywhere
 @pytest.mark.parametrize("kind", ["503", "cut request", "lost put", "hang"])
-def test_an_upload_that_fails_is_tried_again(connect: Connect, proxy: Proxy, kind: str) -> None:
+def test_an_upload_that_fails_is_tried_again(
+    connect: Connect, system: ObjectServer, proxy: Proxy, kind: str
+) -> None:
     objects, data = connect(timeout=1.0), os.urandom(MIB)
-    proxy.fault(kind, "PUT", "pack", times=1)  # type: ignore[arg-type]
+    proxy.fault(kind, *system.upload("pack"), times=1)  # type: ignore[arg-type]
     objects.put("pack", data)
     assert objects.get("pack") == data
-    assert proxy.count("PUT", "pack") == 2
+    assert proxy.count(*system.upload("pack")) == 2
 
 
+@everywhere
 @pytest.mark.parametrize("kind", ["503", "cut response", "short response", "hang"])
 def test_a_download_that_fails_is_tried_again(
-    connect: Connect, proxy: Proxy, tmp_path: Path, kind: str
+    connect: Connect, system: ObjectServer, proxy: Proxy, tmp_path: Path, kind: str
 ) -> None:
     objects, data = connect(timeout=1.0), os.urandom(MIB)
     objects.put("pack", data)
-    proxy.fault(kind, "GET", "pack", times=1)  # type: ignore[arg-type]
+    proxy.fault(kind, *system.download("pack"), times=1)  # type: ignore[arg-type]
     objects.fetch("pack", tmp_path / "pack")
     assert (tmp_path / "pack").read_bytes() == data
 
 
+@everywhere
 def test_a_length_that_stays_wrong_is_damage(
-    connect: Connect, proxy: Proxy, tmp_path: Path
+    connect: Connect, system: ObjectServer, proxy: Proxy, tmp_path: Path
 ) -> None:
     objects = connect(attempts=2)
     objects.put("pack", bytes(MIB))
-    proxy.fault("short response", "GET", "pack", times=99)
+    proxy.fault("short response", *system.download("pack"), times=99)
     with pytest.raises(Damaged, match="instead of"):
         objects.fetch("pack", tmp_path / "pack")
     assert not list(tmp_path.iterdir())
-    proxy.fault("lost put", "PUT", "pack2", times=99)
-    with pytest.raises(CkptError, match="arrived"):
+    proxy.fault("lost put", *system.upload("pack2"), times=99)
+    said = (
+        "arrived" if system.protocol == "s3" else "does not work"
+    )  # others expect more of an answer
+    with pytest.raises(CkptError, match=said):
         objects.put("pack2", bytes(MIB))
 
 
+@everywhere
 def test_nobody_there_is_one_clear_error_in_time(connect: Connect, proxy: Proxy) -> None:
     objects = connect(timeout=1.0, attempts=3)
     proxy.down()
@@ -114,25 +133,44 @@ def test_nobody_there_is_one_clear_error_in_time(connect: Connect, proxy: Proxy)
     assert time.monotonic() - began < 6
 
 
-def test_wrong_credentials_are_not_tried_again(url: str, proxy: Proxy) -> None:
-    objects = Objects(url, {**proxy.options, "secret": "wrong"})
+@pytest.mark.parametrize("system", ["s3", "azure"], indirect=True)
+def test_wrong_credentials_are_not_tried_again(
+    url: str, system: ObjectServer, proxy: Proxy
+) -> None:
+    """Not with Google's protocol: its server for tests looks at no credentials."""
+    objects = Objects(url, system.wrong_options(proxy.port))
     with pytest.raises(CkptError, match="does not work") as denied:
         objects.put("a", b"1")
     assert denied.value.hint is not None and "credentials" in denied.value.hint
     assert proxy.count("PUT") == 1
-    assert "wrong" not in f"{denied.value.message} {denied.value.details}"
+    assert "\n" not in denied.value.message
+    for secret in ("wrong", "d3Jvbmc"):
+        assert secret not in f"{denied.value.message} {denied.value.details}"
 
 
-def test_a_bucket_that_is_not_there(proxy: Proxy) -> None:
-    objects = Objects("s3://no-such-bucket/states", proxy.options)
+@everywhere
+def test_a_bucket_that_is_not_there(system: ObjectServer, proxy: Proxy) -> None:
+    objects = Objects(f"{system.protocol}://no-such-bucket/states", proxy.options)
+    assert objects.size("a") is None
+    assert objects.list("packs") == {}
     with pytest.raises(CkptError) as missing:
         objects.put("a", b"1")
-    assert missing.value.hint == "Does the bucket exist?"
+    assert missing.value.hint in ("Does the bucket exist?", "Does the container exist?")
+    assert "\n" not in missing.value.message
+    assert proxy.count(*system.upload("a")) == 1
 
 
-def test_closing_ends_what_waits(connect: Connect, proxy: Proxy) -> None:
+def test_a_token_that_is_refused_is_not_shown(proxy: Proxy) -> None:
+    objects = Objects("gs://a/b", {"token": "secret/of a user"})
+    with pytest.raises(CkptError, match="cannot be opened") as refused:
+        objects.size("c")
+    assert "of a user" not in unquote(f"{refused.value.message} {refused.value.details}")
+
+
+@everywhere
+def test_closing_ends_what_waits(connect: Connect, system: ObjectServer, proxy: Proxy) -> None:
     objects = connect(timeout=60)
-    proxy.fault("hang", "GET", "a", times=9)
+    proxy.fault("hang", *system.download("/a"), times=9)
     errors: list[str] = []
 
     def read() -> None:
@@ -143,7 +181,7 @@ def test_closing_ends_what_waits(connect: Connect, proxy: Proxy) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    while not proxy.count("GET", "a"):
+    while not proxy.count(*system.download("/a")):
         time.sleep(0.01)
     objects.close()
     thread.join(5)
@@ -152,6 +190,7 @@ def test_closing_ends_what_waits(connect: Connect, proxy: Proxy) -> None:
         objects.size("a")
 
 
+@everywhere
 def test_from_many_threads_and_after_a_fork(connect: Connect) -> None:
     objects = connect(timeout=10)
     with ThreadPoolExecutor(8) as pool:

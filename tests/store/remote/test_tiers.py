@@ -17,6 +17,7 @@ from jupyter_gpu_ckpt.store.remote import RemoteFiles
 from jupyter_gpu_ckpt.store.tiers import TieredStore
 from tests.harness.s3 import Proxy, S3Server
 from tests.store.conftest import KERNEL, make_meta, noise, pack_files, snapshot
+from tests.store.remote.conftest import everywhere
 
 MIB = 1 << 20
 
@@ -74,6 +75,7 @@ def big(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@everywhere
 def test_a_state_is_local_then_durable_then_on_another_node(
     node: Node, image: Path, tmp_path: Path
 ) -> None:
@@ -92,6 +94,7 @@ def test_a_state_is_local_then_durable_then_on_another_node(
     assert content(b, saved.id, tmp_path / "out") == snapshot(image)
 
 
+@everywhere
 def test_the_node_is_lost(node: Node, image: Path, tmp_path: Path) -> None:
     a = node("a")
     first = save(a, image)
@@ -227,6 +230,7 @@ def test_what_is_deleted_here_is_gone_there(node: Node, image: Path) -> None:
     assert {p.rpartition("-")[0] for p in a._remote.packs()} == {saved.id, kept.id}
 
 
+@everywhere
 def test_an_emptied_system_takes_no_states_along(node: Node, image: Path) -> None:
     a = node("a")
     saved = save(a, image)
@@ -280,6 +284,7 @@ def test_a_pack_that_is_damaged_here_is_fetched_again(
     assert store.verify(record.id).lost == []
 
 
+@everywhere
 def test_a_pack_that_is_gone_is_damage(node: Node, big: Path, tmp_path: Path) -> None:
     a = node("a")
     saved = save(a, big)
@@ -293,6 +298,7 @@ def test_a_pack_that_is_gone_is_damage(node: Node, big: Path, tmp_path: Path) ->
     assert {entry.path for entry in lost} == {b"pages-1.img"}
 
 
+@everywhere
 def test_leases_are_seen_elsewhere_and_hold_nothing_up(node: Node, proxy: Proxy) -> None:
     def record(renewed: float) -> KernelRecord:
         lease = Lease(node_id="n", hostname="h", boot_id="b", server_pid=1, server_start=0.0,
@@ -429,6 +435,7 @@ def test_no_name_in_the_bucket_leads_out_of_the_local_tier(
     assert {path for path in tmp_path.rglob("*.json") if path.is_file()} == before
 
 
+@everywhere
 def test_nothing_is_shared_that_another_node_can_delete(
     node: Node, image: Path, tmp_path: Path
 ) -> None:
