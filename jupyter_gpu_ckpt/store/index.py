@@ -24,7 +24,10 @@ from .packs import PackSource, is_pack_id
 from .records import FORMAT
 from .seal import Sealing
 
-_LARGEST = 4 << 30
+#: Most bytes of an index: of each page of the state (its blob, run, address), and of names.
+_OF_A_PAGE, _NAMES = 96, 256 << 20
+#: No place in a pack is beyond this.
+_FARTHEST = 1 << 62
 
 Segment = tuple[int, int, int]
 #: Page (of a file, or of a part of it), pages, blob, first page of the blob.
@@ -306,6 +309,7 @@ def _take_blobs(index: Index, columns: Sequence[bytes]) -> None:
         or max(blobs.pages) > BLOB_PAGES
         or min(blobs.pages) == 0
         or max(blobs.length) > BLOB + PAGE  # each is read into memory as a whole
+        or max(blobs.offset) > _FARTHEST
     ):
         raise ValueError("blobs of no pack, or of an impossible size")
 
@@ -368,7 +372,14 @@ def load_index(source: PackSource, sealing: Sealing, name_key: bytes, body: Body
 
 def _read_index(source: PackSource, sealing: Sealing, name_key: bytes, body: Body) -> memoryview:
     place = body.index
-    if place.size > _LARGEST or place.length > _LARGEST:
+    # Not read into memory, nor asked for, before it is known to be possible.
+    largest = _NAMES + _OF_A_PAGE * (max(0, body.size) // PAGE)
+    if (
+        not 0 <= place.size <= largest
+        or not 0 <= place.length <= place.size + PAGE
+        or not 0 <= place.offset <= _FARTHEST
+        or not 0 <= place.number < 1 << 32
+    ):
         raise Damaged("a block has the wrong size")
     stored = memoryview(bytearray(place.length))
     source.read_into(place.pack, place.offset, stored)

@@ -13,7 +13,7 @@ from ..errors import CkptError
 from .damage import Damaged
 from .layout import create_file, move_into
 from .owner import OwnerStore
-from .seal import Sealing, plain_body, sealed_with
+from .seal import SEALED, Sealing, plain_body, sealed_with
 
 
 class Marks(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -60,6 +60,8 @@ def read_marks(owner: OwnerStore, manifest: Path) -> Marks:
         return Marks()
     try:
         if sealed_with(data) is None:
+            if _is_sealed(manifest):
+                return Marks(pinned=True)  # anybody may have written them
             # From before there was a key, perhaps. Nothing is entrusted to marks.
             body = plain_body(data)
         else:
@@ -67,6 +69,14 @@ def read_marks(owner: OwnerStore, manifest: Path) -> Marks:
         return msgspec.json.decode(body, type=Marks)
     except (Damaged, CkptError, msgspec.DecodeError):
         return Marks(pinned=True)
+
+
+def _is_sealed(manifest: Path) -> bool:
+    try:
+        with manifest.open("rb") as file:
+            return file.read(len(SEALED)) == SEALED
+    except FileNotFoundError:
+        return False  # deleted meanwhile
 
 
 def encode_marks(sealing: Sealing, manifest: Path, marks: Marks) -> bytes:

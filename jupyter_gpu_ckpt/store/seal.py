@@ -127,6 +127,10 @@ class _PlainFormat(msgspec.Struct):
     body: _Format
 
 
+#: What the file of a sealed manifest begins with.
+SEALED = b'{"key":'
+
+
 class _Sealed(msgspec.Struct, kw_only=True):
     """A sealed manifest: the packs it needs stay legible, so that anybody can collect garbage."""
 
@@ -322,7 +326,7 @@ def manifest_format(data: bytes) -> int | None:
 
 def sealed_with(data: bytes) -> str | None:
     """Id of the key that a manifest says it is sealed with; ``None`` if it is not sealed."""
-    if not data.startswith(b'{"key":'):
+    if not data.startswith(SEALED):
         return None
     try:
         return msgspec.json.decode(data, type=_Sealed).key

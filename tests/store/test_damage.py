@@ -288,6 +288,66 @@ def test_a_block_cannot_fill_the_memory(store: StateStore, save: Save, image: Pa
             decode_index(encode_index(reader.index))
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"size": 4 << 30},
+        {"length": 4 << 30},
+        {"size": 4 << 30, "length": 4 << 30},
+        {"size": -1},
+        {"length": -1},
+        {"offset": 1 << 63},
+        {"offset": -1},
+        {"number": -1},
+        {"codec": 77},
+        {"size": 0},
+        {"length": 0},
+    ],
+    ids=str,
+)
+def test_no_place_of_an_index_fills_the_memory(
+    store: StateStore, save: Save, image: Path, place: dict[str, int]
+) -> None:
+    state = save(image)
+    owner = open_owner(store.root, "ada", create=False)
+    assert owner is not None
+    path = manifest_of(store, state.id)
+    body = decode_manifest(path.read_bytes(), owner.sealing, KERNEL, state.id)
+    for name, value in place.items():
+        setattr(body.index, name, value)
+    path.write_bytes(encode_manifest(body, owner.sealing))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CkptError, match="list of blocks") as caught:
+            store.open(state.id)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.reason == "state_damaged"
+
+
+@pytest.mark.parametrize("at", range(1, 17))
+def test_a_byte_at_the_end_of_a_block_is_noticed_or_of_no_effect(
+    store: StateStore, save: Save, two_files: Path, tmp_path: Path, at: int
+) -> None:
+    record = save(two_files)
+    path, _, end = place_of(store, record.id, "text.img")
+    flip(path, end - at)
+    try:
+        store.materialise(record.id, tmp_path / "back")
+    except CkptError as error:
+        assert error.reason == "state_damaged"
+    else:
+        assert snapshot(tmp_path / "back") == snapshot(two_files)
+
+
+def test_a_block_beyond_every_file_is_damage(store: StateStore, save: Save, image: Path) -> None:
+    with store.open(save(image).id) as reader:
+        reader.index.blobs.offset[0] = (1 << 64) - 1
+        with pytest.raises(Damaged, match="unreadable"):
+            decode_index(encode_index(reader.index))
+
+
 def test_a_footer_cannot_fill_the_memory(tmp_path: Path) -> None:
     pack, key, sealing = "20261201T000000Z-00000000-0000", bytes(32), NullSealing(bytes(32))
     bomb = zstandard.ZstdCompressor().compress(bytes(48 << 20))

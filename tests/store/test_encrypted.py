@@ -340,6 +340,21 @@ def test_marks_that_cannot_be_read_count_as_a_pin(
     assert not plain.pinned
 
 
+def test_marks_that_are_not_sealed_are_not_believed(
+    root: Path, sealed: StateStore, image: Path
+) -> None:
+    state = save(sealed, image)
+    sealed.mark(state.id, pinned=True, label="keep this")
+    marks = manifest(root, state).with_suffix(".marks.json")
+    # Somebody who has no key has the state unpinned, or declared damaged.
+    for body in ({}, {"pinned": False, "label": "not this"}, {"damage": "all of it"}):
+        plain = json.dumps({"blake3": "00" * 32, "body": body}, separators=(",", ":"))
+        marks.write_text(plain)
+        found = sealed.state(state.id)
+        assert (found.pinned, found.damage) == (True, None)
+        assert found.meta.label == state.meta.label
+
+
 def test_without_the_key_garbage_is_collected_and_nothing_else(
     root: Path, sealed: StateStore, store: StateStore, image: Path, tmp_path: Path
 ) -> None:
