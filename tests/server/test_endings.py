@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,46 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
         assert server.client.lost() == []
         assert server.client.connect(kernels[2].id).run("print(x)") == "2"
         assert server.client.execution_state(kernels[1].id) == "busy"
+
+
+@pytest.mark.root
+def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
+    config = {
+        "AutoSave": {"shutdown_deadline": 5.0, "shutdown_parallel": 1, "idle": 0.0, "interval": 0.0}
+    }
+    device = Path("/dev/nvidia-of-a-test")
+    try:
+        with JupyterServer(home, config=config) as server:
+            names = ["slow", "first", "second", "third", "gpu"]
+            kernels = {n: server.client.start(home.add_notebook(f"{n}.ipynb")) for n in names}
+            kernels["slow"].run(
+                "import time\nfrom jupyter_gpu_ckpt.hooks import before_save\n"
+                "%load_ext jupyter_gpu_ckpt\nbefore_save(lambda: time.sleep(5.5))"
+            )
+            begun = server.client.begin_save(kernels["slow"])
+            server.client.done(begun)  # now it is known how long that takes
+            for kernel in kernels.values():
+                kernel.run("x = 41")
+            # Something of a GPU's is open: it goes first, though its work is the youngest.
+            kernels["gpu"].run(f"gpu = open({str(device)!r}, 'w')")
+            server.stop()
+            log = server.log()
+            missed = "Not saved before the server stops: kernel "
+            saved = [name for name in names if missed + kernels[name].id not in log]
+            assert saved == ["first", "second", "third"]
+            tried = log.index(f"The save of kernel {kernels['gpu'].id}")
+            assert f"{kernels['gpu'].id} (gpu.ipynb): " in log
+            assert f"{kernels['slow'].id} (slow.ipynb): The server stopped before" in log
+            assert tried < log.index(missed)
+        with JupyterServer(home, config=config) as server:
+            lost = {e["path"]: e["state"] for e in server.client.wait_lost(4)}
+            # What did not fit has its older state.
+            assert lost.pop("slow.ipynb")["reason"] == "user"
+            assert sorted(lost, key=lambda path: lost[path]["created"]) == [
+                "first.ipynb", "second.ipynb", "third.ipynb",
+            ]  # fmt: skip
+    finally:
+        device.unlink(missing_ok=True)
 
 
 def test_a_culled_kernel_is_saved_first_and_comes_back(home: Home) -> None:

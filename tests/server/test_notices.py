@@ -25,6 +25,7 @@ from jupyter_gpu_ckpt.notices.local import FileNotice, SignalNotice
 from jupyter_gpu_ckpt.notices.slurm import SlurmNotice
 from tests.harness.client import EventStream, wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.shell import Shell
 
 AZURE_NAME = "/metadata/instance/compute/name"
 AZURE_EVENTS = "/metadata/scheduledevents"
@@ -337,3 +338,80 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
             wait_for("the time is over", lambda ends=ends: ends < after(0).isoformat(), 10)
         assert "names mistyped, which is not installed" in server.log()
         assert "The source of notices broken cannot be used" in server.log()
+
+
+NOTHING_ELSE: dict[str, Any] = {"AutoSave": {"idle": 0.0, "interval": 0.0, "long_cell": 0.0}}
+
+
+def test_a_pod_that_is_stopped(home: Home) -> None:
+    shell = Shell(home)
+    with JupyterServer(home, config=NOTHING_ELSE) as server:
+        kernels = [server.client.start(home.add_notebook(f"{n}.ipynb")) for n in range(3)]
+        idle, hanging, alone = kernels
+        for kernel in kernels:
+            kernel.run("x = 41")
+        path = f"gpu-ckpt/api/kernels/{alone.id}/autosave"
+        server.client.request("PUT", path, body={"enabled": False})
+        # The hook, as in docs/autosave.md, while a kernel is in something that cannot be saved.
+        hanging.run("import subprocess; c = subprocess.Popen(['unshare', '-m', 'sleep', '600'])")
+        done = shell.run("save", "--all", "--deadline", "20", code=1)
+        assert done.stdout == "1 of 2 kernels are saved.\n"
+        assert done.stderr.startswith("Not saved: 1.ipynb: ")
+        hanging.run("c.kill(); c.wait()")
+        found = shell.json("save", "--all", "--deadline", "20", code=1)
+        # It is the same end. What changed since is saved when it comes near, or at SIGTERM.
+        assert [kernel["saved"] for kernel in found["kernels"]] == [True, False]
+        assert [s["reason"] for s in server.client.states(kernel=idle.id)] == ["preemption"]
+        for arguments in (["save"], ["save", "--all"], ["save", "0.ipynb", "--deadline", "3"]):
+            assert "Give a KERNEL, or --all" in shell.error(*arguments, code=2)
+        server.stop()
+    with JupyterServer(home, config=NOTHING_ELSE) as server:
+        server.client.wait_lost(2)
+        for kernel in (idle, hanging):
+            server.client.restore_lost(kernel.id)
+            assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+        assert [s["reason"] for s in server.client.states(kernel=hanging.id)] == ["shutdown"]
+        assert server.client.states(kernel=alone.id) == []
+
+
+def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home) -> None:
+    config = {**NOTHING_ELSE, "FileNotice": {"path": str(home.path / "ends"), "poll": 0.1}}
+    with JupyterServer(home, config=config) as server:
+        events = server.client.events()
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("x = 1")
+        first = server.client.post("gpu-ckpt/api/endings", {"seconds": 600, "why": "A drill."})
+        assert (first["source"], first["why"], first["sure"]) == ("request", "A drill.", True)
+        saved(events, "request")
+        kernel.run("x = 2")
+        # The same end from elsewhere, or a later one, is no news.
+        (home.path / "ends").write_text("600")
+        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 900})
+        assert again["id"] == first["id"]
+        assert len(server.client.states(kernel=kernel.id)) == 1
+        # It comes earlier: what was done meanwhile is saved.
+        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 8})
+        assert (again["id"], again["ends"] < first["ends"]) == (first["id"], True)
+
+        def states(count: int) -> list[dict[str, Any]]:
+            found = server.client.states(kernel=kernel.id)
+            return found if len(found) == count else []
+
+        wait_for("it is saved again", lambda: states(2), 5)
+        wait_for("that is over", lambda: endings(server)[0]["phase"] == "done", 5)
+        kernel.run("x = 3")
+        # And once more, as late as there is time.
+        (last, *_) = wait_for("late work is saved", lambda: states(3), 9)
+        assert last["reason"] == "preemption"
+        assert endings(server)[0]["ends"] > last["created"]
+        assert len(endings(server)) == 1
+        assert len(events.of("server", action="ends")) == 2
+        server.kill()
+    with JupyterServer(home, config=config) as server:
+        server.client.wait_lost(1)
+        server.client.restore_lost(kernel.id)
+        assert server.client.connect(kernel.id).run("print(x)") == "3"
+
+
+def endings(server: JupyterServer) -> list[dict[str, Any]]:
+    return list(server.client.get("gpu-ckpt/api/endings"))
