@@ -22,6 +22,9 @@ describe('reasonText', () => {
     expect(reasonText(aState({ reason: 'idle' }), trans)).toBe(
       'Saved while idle'
     );
+    for (const reason of ['interval', 'long_cell', 'shutdown', 'cull']) {
+      expect(reasonText(aState({ reason }), trans)).toMatch(/^Saved /);
+    }
     expect(reasonText(aState({ reason: 'drain' }), trans)).toBe('drain');
   });
 });

@@ -7,6 +7,7 @@ import type { ILostKernel } from '../api';
 import { formatAge, formatName, formatSize } from '../format';
 import { CheckedBody } from './checked';
 import { namedDialog } from './named';
+import { reasonText } from './restore';
 
 export interface ILostChoice {
   action: 'restore' | 'dismiss';
@@ -81,11 +82,14 @@ class LostBody extends CheckedBody {
             className="jp-gpu-ckpt-item-detail"
             title={Time.format(state.created)}
           >
-            {trans.__(
-              '%1, saved %2',
-              kernel.display_name,
-              formatAge(state.created, trans)
-            )}
+            {[
+              trans.__(
+                '%1, saved %2',
+                kernel.display_name,
+                formatAge(state.created, trans)
+              ),
+              reasonText(state, trans)
+            ].join(' · ')}
           </span>
           <span className="jp-gpu-ckpt-item-side">{kernel.node}</span>
           {kernel.damaged.length > 0 && (

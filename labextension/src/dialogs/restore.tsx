@@ -40,8 +40,14 @@ export function reasonText(state: IState, trans: TranslationBundle): string {
       return trans.__('Saved while idle');
     case 'interval':
       return trans.__('Saved automatically');
+    case 'long_cell':
+      return trans.__('Saved after a long cell');
     case 'shutdown':
       return trans.__('Saved at shutdown');
+    case 'preemption':
+      return trans.__('Saved before its server was taken away');
+    case 'cull':
+      return trans.__('Saved before it was ended for being idle');
     default:
       return state.reason;
   }
