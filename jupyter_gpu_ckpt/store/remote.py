@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -180,12 +180,24 @@ class RemoteOwner:
 
 
 class RemoteFiles:
-    """The remote tier as a collection sees it; see :class:`~.sweep.StoreFiles`."""
+    """The remote tier as a collection sees it; see :class:`~.sweep.StoreFiles`.
 
-    def __init__(self, remote: RemoteOwner) -> None:
+    Parameters
+    ----------
+    remote
+        The owner's objects.
+    mirrored
+        Gives the path at which the manifest of a kernel's state may be in the local tier, where it
+        costs no request to read: it is never altered.
+    """
+
+    def __init__(
+        self, remote: RemoteOwner, mirrored: Callable[[str, str], Path] | None = None
+    ) -> None:
         self._remote = remote
+        self._mirrored = mirrored
         self._objects = remote.objects
-        self._kernels: dict[str, str] = {}
+        self._states: dict[str, tuple[str, Found]] = {}
         self._now: tuple[float, float] | None = None
 
     def now(self) -> float:
@@ -207,13 +219,19 @@ class RemoteFiles:
 
     def manifests(self) -> Iterator[tuple[str, str]]:
         """See :class:`~.sweep.StoreFiles`."""
-        for state, (kernel, found) in self._remote.listed().states.items():
-            self._kernels[state] = kernel
+        self._states = self._remote.listed().states
+        for state, (_, found) in self._states.items():
             yield state, found.version
 
     def manifest(self, state_id: str) -> bytes | None:
         """See :class:`~.sweep.StoreFiles`."""
-        return self._remote.maybe(self._remote.manifest_name(self._kernels[state_id], state_id))
+        kernel, found = self._states[state_id]
+        if self._mirrored is not None:
+            with suppress(OSError):
+                data = self._mirrored(kernel, state_id).read_bytes()
+                if len(data) == found.size:
+                    return data
+        return self._remote.maybe(self._remote.manifest_name(kernel, state_id))
 
     def deleted(self) -> Iterator[tuple[str, float]]:
         """See :class:`~.sweep.StoreFiles`."""

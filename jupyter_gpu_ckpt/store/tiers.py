@@ -258,7 +258,8 @@ class TieredStore(StateStore):
     ) -> GcResult:
         """Tidy up the remote tier, if it answers."""
         try:
-            files = RemoteFiles(self._remote)
+            owner = super()._open()
+            files = RemoteFiles(self._remote, None if owner is None else owner.manifest)
             there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
         except CkptError as error:
             if error.reason != "store_unavailable":

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyter_gpu_ckpt.store import StateStore
@@ -19,28 +20,33 @@ from .conftest import KERNEL, make_meta
 STATES, BLOBS, A_PACK = 200, 10_000, 32
 
 
+def manifest(number: int) -> Body:
+    """Of a state with many blocks, most of which it shares with the others."""
+    base, state = "20261201T000000Z-00000000", f"20261202T000000Z-{number:08x}"
+    own = pack_id(state, 0)
+    shared = {pack_id(base, n): 32 << 20 for n in range(BLOBS // A_PACK)}
+    items = [{"kind": "anon", "name": f"[{n}]", "size": 1 << 20} for n in range(100)]
+    return Body(
+        format=2, id=state, created="2026-12-02T00:00:00.000Z", size=BLOBS << 20,
+        stored_size=1 << 20, parent=None, key_id=None, packs=shared | {own: 1 << 20},
+        index=IndexPlace(
+            pack=own, number=0, offset=0, length=1, codec=0, size=1, salt="", name="00" * 32
+        ),
+        meta=msgspec.structs.replace(make_meta(), contents={"items": items}),
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> StateStore:
     """A store of many large states; what is in the packs matters to nobody here."""
     store = StateStore(tmp_path_factory.mktemp("large") / "store", "ada")
     owner = open_owner(store.root, "ada", create=True)
     assert owner is not None
-    base = "20261201T000000Z-00000000"
     owner.states_of(KERNEL).mkdir(parents=True)
-    shared = {pack_id(base, n): 32 << 20 for n in range(BLOBS // A_PACK)}
     for number in range(STATES):
-        state = f"20261202T000000Z-{number:08x}"
-        own = pack_id(state, 0)
-        body = Body(
-            format=2, id=state, created="2026-12-02T00:00:00.000Z", size=BLOBS << 20,
-            stored_size=1 << 20, parent=None, key_id=None, packs=shared | {own: 1 << 20},
-            index=IndexPlace(
-                pack=own, number=0, offset=0, length=1, codec=0, size=1, salt="", name="00" * 32
-            ),
-            meta=make_meta(),
-        )  # fmt: skip
-        owner.manifest(KERNEL, state).write_bytes(encode_manifest(body, owner.sealing))
-        path = owner.packs / pack_key(own)
+        body = manifest(number)
+        owner.manifest(KERNEL, body.id).write_bytes(encode_manifest(body, owner.sealing))
+        path = owner.packs / pack_key(body.index.pack)
         path.parent.mkdir(exist_ok=True)
         path.touch()
     return store
@@ -55,6 +61,17 @@ def seconds(call: Callable[[], object]) -> float:
 def test_states(large: StateStore) -> None:
     assert len(large.states()) == STATES
     assert seconds(large.states) < 0.5
+
+
+def test_list_with_costs(large: StateStore) -> None:
+    assert len(large.listing().states) == STATES
+    assert seconds(large.listing) < 0.8
+
+
+def test_contents(large: StateStore) -> None:
+    state = large.states()[100].id
+    assert large.state(state).meta.contents
+    assert seconds(lambda: large.state(state)) < 0.1
 
 
 def test_collection(large: StateStore) -> None:
