@@ -67,6 +67,17 @@ class Announcer:
             message=f"{message} The saved state is kept; an empty kernel is started.",
         )
 
+    def wake_failed(self, kernel_id: str, state_id: str, path: str | None, message: str) -> None:
+        """A hibernated kernel could not be restored: it stays as it is."""
+        self._kernel(
+            "restore_failed",
+            kernel_id,
+            path=path,
+            state_id=state_id,
+            cause="wake",
+            message=f"{message} The saved state is kept: run a cell to try again.",
+        )
+
     def autosave_failed(self, kernel_id: str, path: str | None, reason: str, message: str) -> None:
         """A save that a policy wanted did not succeed; ``reason`` is the policy."""
         self._kernel("autosave_failed", kernel_id, path=path, cause=reason, message=message)

@@ -49,6 +49,7 @@ class GpuCkptApp(ExtensionApp):
             emit=self._emit,
         )
         self.settings[KEEPER_SETTING] = self.keeper
+        self.keeper.hibernation.guard(self.settings)
 
     def initialize_handlers(self) -> None:
         """Add the REST API; called by :meth:`initialize`."""

@@ -22,7 +22,7 @@ from .models import AutoSaveChoice, AutoSaveLimits, AutoSavePolicy, AutoSaves
 #: What users may change: the fields of a policy.
 FIELDS: Final = AutoSavePolicy.__struct_fields__
 #: Those of them that are seconds, 0 for off.
-SECONDS: Final = ("idle", "interval", "long_cell")
+SECONDS: Final = ("idle", "interval", "long_cell", "hibernate")
 
 #: Where a kernelspec's or a notebook's metadata say how it is saved.
 METADATA: Final = "gpu_ckpt"
@@ -61,6 +61,15 @@ class AutoSave(LoggingConfigurable):
         config=True,
         help="A cell that ran longer than so many seconds is saved when it ends. Default 300; "
         "0: never.",
+    )
+    hibernate = Float(
+        0.0,
+        min=0.0,
+        max=_WEEK,
+        config=True,
+        help="Seconds without execution after which a kernel is saved and its process ended, which "
+        "frees its memory; it stays listed and wakes by itself when a cell is run or its notebook "
+        "opened. Default 0: never.",
     )
     before_shutdown = Bool(
         True,
@@ -127,13 +136,14 @@ class AutoSave(LoggingConfigurable):
         min=0.0,
         max=_WEEK,
         config=True,
-        help="Shortest idle, interval and long_cell that users may choose, in seconds; default 60.",
+        help="Shortest idle, interval, long_cell and hibernate that users may choose, in seconds; "
+        "default 60.",
     )
     locked = List(
         Unicode(),
         [],
         config=True,
-        help="What users may not change: names of enabled, idle, interval, long_cell, "
+        help="What users may not change: names of enabled, idle, interval, long_cell, hibernate, "
         "before_shutdown, before_cull.",
     )
     leave_alone = List(

@@ -109,20 +109,35 @@ def kernel(
     newest: StateRecord | None,
     error: CkptError | None,
     operation: Operation | None,
+    *,
+    hibernated: bool = False,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
+    if hibernated:
+        error = asleep()
     return Kernel(
         id=kernel_id,
         name=km.kernel_name,
         display_name=spec_of(km)[0],
         path=path,
-        execution_state=getattr(km, "execution_state", None) or "unknown",
+        execution_state="hibernated"
+        if hibernated
+        else getattr(km, "execution_state", None) or "unknown",
         savable=error is None,
         error=None
         if error is None
         else ErrorBody(error.message, error.reason, error.hint, error.details),
         last_state=None if newest is None else state(newest),
         operation=operation,
+    )
+
+
+def asleep() -> CkptError:
+    """What to raise where a hibernated kernel is to be saved."""
+    return CkptError(
+        "not_savable",
+        "The kernel is hibernated: all of it is in its saved state.",
+        hint="It wakes when a cell is run.",
     )
 
 

@@ -168,6 +168,8 @@ class Endings:
 
     async def _before_cull(self, kernel_id: str) -> bool:
         """Save a kernel that is about to be culled; false when it must not be culled now."""
+        if self._keeper.hibernation.is_asleep(kernel_id):
+            return False  # it costs nothing
         work = self._policies.work_of(kernel_id)
         if work is None or not (work.policy.enabled and work.policy.before_cull):
             return True

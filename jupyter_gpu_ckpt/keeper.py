@@ -20,6 +20,7 @@ from .ability import Ability
 from .announce import Announcer
 from .deaths import DeathPolicy
 from .errors import CkptError
+from .hibernation import Hibernation
 from .lost import LostKernels
 from .observer import keep_from_kernels, make_default, observe
 from .operations import Emit, Operations, Run, in_thread
@@ -76,6 +77,7 @@ class Keeper(GpuCkpt):
             self.announce, self.log, on_ended=self.policies.operation_ended
         )
         self._deaths = DeathRestorer(self)
+        self.hibernation = Hibernation(self)
         self.tracker = Tracker(
             lambda: DeathPolicy(self.death_window, self.death_limit),
             self.policies.listener,
@@ -116,6 +118,7 @@ class Keeper(GpuCkpt):
     async def stop(self) -> None:
         """Orderly end: last saves, then no more. Called before the kernels are shut down."""
         await self.policies.stop()
+        self.hibernation.before_shutdown()
         self._stopping.set()
         await self._operations.stop(timeout=15.0)
         for task in self._tasks:
@@ -192,6 +195,7 @@ class Keeper(GpuCkpt):
         self, kernel_id: str, *, label: str | None = None, reason: str = "user"
     ) -> models.Operation:
         """Start saving; ``unknown_kernel``, ``busy``, ``not_savable``, ``cannot_capture``."""
+        self.hibernation.check_awake(kernel_id)
         self.roster.savable(kernel_id)
         await self.ability.probe()
         path = (await self.sessions.paths()).get(kernel_id)
@@ -229,9 +233,9 @@ class Keeper(GpuCkpt):
     def _roll_back(self, record: StateRecord, kernel: TrackedKernel, path: str | None) -> Run:
         async def work(run: Run) -> models.OperationResult:
             try:
-                return await Restore(self, record, "user").in_place(run, kernel)
+                return await self.hibernation.restore(run, kernel, record, "user")
             except CkptError as error:
-                if error.reason != "cancelled" and not run.cancellable:
+                if error.reason != "cancelled" and not run.cancellable and not kernel.is_hibernated:
                     # The old process had been ended for it.
                     self.announce.restore_failed(
                         kernel.kernel_id, record.id, path, "user", error.message
@@ -318,6 +322,7 @@ class Keeper(GpuCkpt):
         for operation in self.operations():
             if operation.status == "running" and operation.state_id == state_id:
                 raise CkptError("busy", "This state is being read.", hint="Try again later.")
+        self.hibernation.check_unneeded(state_id)
         await in_thread(self.store.delete, state_id)
         if record is None:
             return
@@ -325,20 +330,8 @@ class Keeper(GpuCkpt):
         if kernel is not None:
             kernel.policy.forget(state_id)
         if record.meta.kernel_id not in self.kernel_manager:
-            await self._tidy(record.meta.kernel_id)
+            await self.tidying.forget_kernel(record.meta.kernel_id)
         self.announce.state_deleted(record)
-
-    async def _tidy(self, kernel_id: str) -> None:
-        """Remove what is left of a kernel that does not run, unless it has states."""
-
-        def tidy() -> None:
-            if not self.store.has_states(kernel_id):
-                self.store.delete_kernel(kernel_id)
-                log = self.launching.log_folder() / f"{kernel_id}.log"
-                for path in (log, log.with_name(log.name + ".supervisor")):
-                    path.unlink(missing_ok=True)
-
-        await in_thread(tidy)
 
     async def gc(self, dry_run: bool = False) -> dict[str, Any]:
         """Remove what no state uses: ``{"packs", "bytes", "dry_run"}``."""
@@ -386,6 +379,7 @@ class Keeper(GpuCkpt):
         return self._deaths.kernel_died(kernel)
 
     def _on_stopping(self, kernel_id: str) -> None:
+        self.hibernation.stopping(kernel_id)
         run = self.running(kernel_id)
         if run is not None:
             run.cancel_flag.set()
@@ -396,6 +390,6 @@ class Keeper(GpuCkpt):
 
         async def end() -> None:
             await self.leases.end(kernel_id)
-            await self._tidy(kernel_id)
+            await self.tidying.forget_kernel(kernel_id)
 
         self.in_background(end())

@@ -202,7 +202,8 @@ class Operation(msgspec.Struct):
     """A long operation on one kernel.
 
     ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
-    ``shutdown``, ``preemption``, ``cull``); for restores ``death`` or ``lost``.
+    ``shutdown``, ``preemption``, ``cull``, ``hibernate``); for restores ``death``, ``lost`` or
+    ``wake``.
 
     ``phases`` says how many seconds after ``started`` each phase began that it has come to.
     """
@@ -224,7 +225,11 @@ class Operation(msgspec.Struct):
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """A running kernel and whether it can be saved (if not: ``error`` says why)."""
+    """A running kernel and whether it can be saved (if not: ``error`` says why).
+
+    ``execution_state`` is Jupyter's, or ``hibernated``: its process was ended, and it wakes when it
+    is needed.
+    """
 
     id: str
     name: str
@@ -313,6 +318,7 @@ class AutoSavePolicy(msgspec.Struct, frozen=True):
     long_cell: float
     before_shutdown: bool
     before_cull: bool
+    hibernate: float = 0.0
 
 
 class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -324,6 +330,7 @@ class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     long_cell: Annotated[float, msgspec.Meta(ge=0)] | None = None
     before_shutdown: bool | None = None
     before_cull: bool | None = None
+    hibernate: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class AutoSaveLimits(msgspec.Struct, frozen=True):

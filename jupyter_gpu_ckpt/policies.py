@@ -118,6 +118,8 @@ class Policies:
                 work.restored()
         elif model.status == "done" and model.result is not None:
             work.saved(run.began, model.result.seconds, model.result.frozen_seconds or 0.0)
+        elif model.cause == "hibernate":
+            work.put_off(self.settings.retry)
         elif model.cause != "user":
             work.failed(self.settings.retry)
             if model.error is not None and model.status == "failed":
@@ -237,7 +239,10 @@ class Policies:
         before = _activity(keeper.kernel_manager, work)
         touched = work.touched_at
         try:
-            await keeper.save(kernel_id, reason=reason)
+            if reason == "hibernate":
+                await keeper.hibernation.hibernate(kernel_id)
+            else:
+                await keeper.save(kernel_id, reason=reason)
         except CkptError as error:
             if error.reason in _HERE_NEVER:
                 work.put_off()

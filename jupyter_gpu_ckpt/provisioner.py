@@ -356,6 +356,11 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def shutdown_requested(self, restart: bool = False) -> None:
         """Note that the kernel was asked to end; called by ``KernelManager.request_shutdown()``."""
         await super().shutdown_requested(restart=restart)
+        km: Any = self.parent
+        if self.supervisor is not None and self.supervisor.poll() is not None and km is not None:
+            # A request that nobody took must not end the kernel that is started next.
+            km._control_socket.close(linger=0)
+            km._control_socket = None
         self._stop_asked()
 
     def _stop_asked(self) -> None:

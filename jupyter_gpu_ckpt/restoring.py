@@ -30,7 +30,7 @@ from .watch import Activity
 if TYPE_CHECKING:
     from .keeper import Keeper
 
-Cause = Literal["death", "user", "lost"]
+Cause = Literal["death", "user", "lost", "wake"]
 
 #: Seconds beyond its wait for connections after which a held kernel goes on by itself, should
 #: this server not come to release it.

@@ -117,7 +117,16 @@ class Roster:
         run = running(kernel_id)
         error = self._why_not(kernel_id) or node_error
         operation = run.model if run else None
-        return describe.kernel(kernel_id, km, paths.get(kernel_id), newest, error, operation)
+        tracked = self._tracker.get(kernel_id)
+        return describe.kernel(
+            kernel_id,
+            km,
+            paths.get(kernel_id),
+            newest,
+            error,
+            operation,
+            hibernated=tracked is not None and tracked.is_hibernated,
+        )
 
     def _why_not(self, kernel_id: str) -> CkptError | None:
         """Why this kernel of the server cannot be saved, whatever the node can do."""

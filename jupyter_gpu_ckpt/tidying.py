@@ -56,6 +56,19 @@ class Tidying:
         else:
             self._keeper.log.info("State %s was removed (%s)", state_id, why)
 
+    async def forget_kernel(self, kernel_id: str) -> None:
+        """Remove what is left of a kernel that does not run, unless it has states."""
+        keeper = self._keeper
+
+        def forget() -> None:
+            if not keeper.store.has_states(kernel_id):
+                keeper.store.delete_kernel(kernel_id)
+                log = keeper.launching.log_folder() / f"{kernel_id}.log"
+                for path in (log, log.with_name(log.name + ".supervisor")):
+                    path.unlink(missing_ok=True)
+
+        await in_thread(forget)
+
     def check_room(self, kernel_id: str, size: int, in_use: set[str]) -> None:
         """Refuse a save that the quota has no room for, before its kernel is frozen.
 

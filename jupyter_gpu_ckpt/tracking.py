@@ -37,6 +37,8 @@ class TrackedKernel:
         self.autosave: dict[str, Any] | None = None
         #: Hears of what the kernel does, from its start on.
         self.listener = make_listener(self)
+        #: Whether its process was ended until somebody needs the kernel.
+        self.is_hibernated = False
         self.watch: KernelWatch | None = None
 
     @property

@@ -124,12 +124,30 @@ class Work:
         wait = min(retry * 2 ** min(self.failures - 1, 20), _LONGEST_BACKOFF)
         self._not_before = time.monotonic() + wait
 
-    def put_off(self) -> None:
-        """It cannot be saved here: look again after the longest wait."""
-        self._not_before = time.monotonic() + _LONGEST_BACKOFF
+    def put_off(self, seconds: float = _LONGEST_BACKOFF) -> None:
+        """It cannot be saved here or now: look again after a wait."""
+        self._not_before = time.monotonic() + seconds
+
+    def _saves_due(self, max_cost: float) -> list[tuple[float, str]]:
+        """When each policy wants what is in no state yet to be saved."""
+        policy, times = self.policy, list[tuple[float, str]]()
+        if self.unsaved_since is None:
+            return times
+        affordable = self.unsaved_since
+        if self.saved_at is not None:
+            affordable = self.saved_at + self.frozen / max_cost
+        if self.long_cell_at is not None and policy.long_cell:
+            times.append((max(self.long_cell_at, affordable), "long_cell"))
+        if policy.idle and not self.is_running:
+            times.append((self.touched_at + policy.idle, "idle"))
+        if policy.interval:
+            times.append((max(self.unsaved_since + policy.interval, affordable), "interval"))
+        return times
 
     def due(self, max_cost: float) -> tuple[float, str] | None:
         """When it is to be saved next and which policy says so; ``None``: not as it is now.
+
+        With ``hibernate`` its process is to be ended too.
 
         Parameters
         ----------
@@ -137,18 +155,13 @@ class Work:
             Largest part of the time that a kernel may be frozen for saves while it works.
         """
         policy = self.policy
-        if not policy.enabled or self.unsaved_since is None:
+        if not policy.enabled:
             return None
-        affordable = self.unsaved_since
-        if self.saved_at is not None:
-            affordable = self.saved_at + self.frozen / max_cost
-        times = []
-        if self.long_cell_at is not None and policy.long_cell:
-            times.append((max(self.long_cell_at, affordable), "long_cell"))
-        if policy.idle and not self.is_running:
-            times.append((self.touched_at + policy.idle, "idle"))
-        if policy.interval:
-            times.append((max(self.unsaved_since + policy.interval, affordable), "interval"))
+        times = self._saves_due(max_cost)
+        if policy.hibernate and not (
+            self.is_running or self._is_pristine or self.kernel.is_hibernated
+        ):
+            times.append((self.touched_at + policy.hibernate, "hibernate"))
         if not times:
             return None
         when, reason = min(times)

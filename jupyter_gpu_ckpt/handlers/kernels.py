@@ -49,8 +49,31 @@ class SaveHandler(GpuCkptHandler):
         self.accepted(await self.keeper.save(kernel_id, label=label))
 
 
+class HibernateHandler(GpuCkptHandler):
+    """``/kernels/{kernel_id}/hibernate``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start to save a kernel and end its process."""
+        kernel_id = self.checked_id("kernel", kernel_id)
+        self.accepted(await self.keeper.hibernation.hibernate(kernel_id))
+
+
+class WakeHandler(GpuCkptHandler):
+    """``/kernels/{kernel_id}/wake``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start to wake a hibernated kernel."""
+        self.accepted(await self.keeper.hibernation.wake(self.checked_id("kernel", kernel_id)))
+
+
 routes: list[tuple[str, Any]] = [
     (rf"{API}/kernels/?", KernelsHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)", KernelHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)/save", SaveHandler),
+    (rf"{API}/kernels/(?P<kernel_id>[^/]+)/hibernate", HibernateHandler),
+    (rf"{API}/kernels/(?P<kernel_id>[^/]+)/wake", WakeHandler),
 ]

@@ -1,0 +1,353 @@
+"""Hibernation: a kernel is saved and its process ended; it wakes when somebody needs it.
+
+The kernel keeps its id, its session and its pages' connections. For its provisioner it is on its
+way back all the time, so that nobody sees it dead; what pages send meanwhile is kept
+(:mod:`.doorman`) and delivered in order once the restored process is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+from .capture.supervisor import KILL_GRACE
+from .describe import asleep
+from .doorman import HeldMessage, guard
+from .errors import CkptError
+from .models import Operation, OperationResult
+from .observer import RestoreToken
+from .operations import Run, in_thread
+from .restoring import Cause, Restore
+from .saving import Save
+from .store import StateRecord
+from .tracking import TrackedKernel
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+#: Seconds that an idle kernel has to answer before it is saved.
+_ANSWER: Final = 5.0
+#: Seconds that its process has to be gone.
+_END: Final = KILL_GRACE + 10.0
+#: Most messages that are kept for one kernel; a page that sends more has gone wrong.
+_MOST_HELD: Final = 10_000
+
+
+class _Sleeper:
+    """A hibernated kernel: its state, and what was sent to it since."""
+
+    def __init__(self, kernel: TrackedKernel, state_id: str, token: RestoreToken) -> None:
+        self.kernel = kernel
+        self.state_id = state_id
+        self.token = token
+        self.held: list[HeldMessage] = []
+        self.is_waking = False
+
+
+class Hibernation:
+    """Puts kernels to sleep and wakes them; part of the keeper.
+
+    Implements :class:`~jupyter_gpu_ckpt.doorman.Doorman`.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._sleepers: dict[str, _Sleeper] = {}
+        #: How many messages went to each kernel: one that came during a save ends a hibernation.
+        self._passed: Counter[str] = Counter()
+        self._can_wake = False
+
+    def guard(self, settings: dict[str, Any]) -> None:
+        """Watch what pages send to kernels; the extension calls it while it is loaded."""
+        self._can_wake = guard(settings, self)
+
+    def is_asleep(self, kernel_id: str) -> bool:
+        """Whether the kernel is hibernated; also while it is being woken."""
+        return kernel_id in self._sleepers
+
+    def check_awake(self, kernel_id: str) -> None:
+        """Raise CkptError ``not_savable`` for a hibernated kernel."""
+        if self.is_asleep(kernel_id):
+            raise asleep()
+
+    def check_unneeded(self, state_id: str) -> None:
+        """Raise CkptError ``busy`` for a state that a hibernated kernel is all in."""
+        if any(sleeper.state_id == state_id for sleeper in self._sleepers.values()):
+            raise CkptError(
+                "busy",
+                "A hibernated kernel wakes from this state.",
+                hint="Wake it or shut it down first.",
+            )
+
+    # -- falling asleep ------------------------------------------------------------------
+
+    async def hibernate(self, kernel_id: str) -> Operation:
+        """Start to save a kernel and end its process.
+
+        Raises CkptError ``unknown_kernel``, ``busy``, ``not_savable``, ``cannot_capture``.
+        """
+        keeper = self._keeper
+        kernel = keeper.roster.savable(kernel_id)
+        self.check_awake(kernel_id)
+        if not self._can_wake:
+            raise CkptError(
+                "not_savable",
+                "Kernels of this server cannot hibernate: their messages do not pass through it.",
+            )
+        _check_idle(kernel)
+        await keeper.ability.probe()
+        path = (await keeper.sessions.paths()).get(kernel_id)
+
+        async def work(run: Run) -> OperationResult:
+            return await self._put_to_sleep(run, kernel)
+
+        return keeper.begin("save", kernel_id, work, path=path, cause="hibernate").model
+
+    async def _put_to_sleep(self, run: Run, kernel: TrackedKernel) -> OperationResult:
+        keeper, kernel_id, began = self._keeper, kernel.kernel_id, time.monotonic()
+        passed = self._passed[kernel_id]
+        supervisor = kernel.provisioner.supervisor
+        # What was sent before is done when this is answered, and so is in the state.
+        await _answer(kernel)
+        run.phase("checking")
+        result = await self._newest(kernel)
+        if result is None:
+            result = await Save(keeper, kernel, None, "hibernate").run(run)
+        await self._verify(run, result.state_id)
+        if supervisor is None or kernel.provisioner.supervisor is not supervisor:
+            raise CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+        if run.cancel_flag.is_set():
+            raise CkptError("cancelled", "The operation was cancelled. The kernel runs on.")
+        _check_idle(kernel)
+        if self._passed[kernel_id] != passed:
+            raise _used()
+        # From here to the sleeper nothing else happens: what is sent from now on is kept.
+        run.cancellable = False
+        token = kernel.provisioner.begin_restore()
+        self._sleepers[kernel_id] = sleeper = _Sleeper(kernel, result.state_id, token)
+        kernel.is_hibernated = True
+        supervisor.kill()
+        try:
+            await in_thread(supervisor.wait, _END)
+        except TimeoutError as error:
+            self._forget(sleeper)
+            kernel.provisioner.end_restore(token)
+            raise CkptError(
+                "internal", "The kernel's process did not end.", details=str(error)
+            ) from error
+        await keeper.leases.renew(kernel)
+        return OperationResult(
+            state_id=result.state_id,
+            kernel_id=kernel_id,
+            seconds=time.monotonic() - began,
+            size=result.size,
+            frozen_seconds=result.frozen_seconds,
+            warnings=result.warnings,
+        )
+
+    async def _newest(self, kernel: TrackedKernel) -> OperationResult | None:
+        """The kernel's newest state, if all that it did since is in it."""
+        work = self._keeper.policies.work_of(kernel.kernel_id)
+        latest = kernel.policy.latest
+        if latest is None or work is None or work.unsaved_since is not None:
+            return None
+        try:
+            record = await in_thread(self._keeper.store.state, latest)
+        except CkptError:
+            return None  # a new one then
+        if record.damage is not None:
+            return None
+        return OperationResult(record.id, kernel.kernel_id, 0.0, record.size)
+
+    async def _verify(self, run: Run, state_id: str) -> None:
+        """Read all of a state once, before the process is ended that it is to stand for."""
+        run.model.state_id = state_id
+        result = await in_thread(self._keeper.store.verify, state_id, None, run.cancel_flag)
+        if result.lost:
+            raise CkptError(
+                "state_damaged",
+                "The kernel runs on: its saved state cannot be read back whole.",
+                hint="Check the disk that holds the states, then try again.",
+            )
+
+    # -- waking --------------------------------------------------------------------------
+
+    async def wake(self, kernel_id: str) -> Operation:
+        """Start to wake a kernel, or say what wakes it; ``unknown_kernel``, ``bad_request``."""
+        self._keeper.roster.check_known(kernel_id)
+        sleeper = self._sleepers.get(kernel_id)
+        if sleeper is None:
+            raise CkptError("bad_request", "The kernel is not hibernated.")
+        running = self._keeper.running(kernel_id)
+        if sleeper.is_waking and running is not None:
+            return running.model
+        return (await self._begin(sleeper)).model
+
+    async def _begin(self, sleeper: _Sleeper) -> Run:
+        keeper, kernel = self._keeper, sleeper.kernel
+        record = await in_thread(keeper.store.state, sleeper.state_id)
+        path = (await keeper.sessions.paths()).get(kernel.kernel_id)
+        running = keeper.running(kernel.kernel_id)
+        if running is not None and running.model.cause == "wake":
+            return running
+
+        async def work(run: Run) -> OperationResult:
+            return await self.restore(run, kernel, record, "wake")
+
+        return keeper.begin(
+            "restore", kernel.kernel_id, work, path=path, state_id=record.id, cause="wake"
+        )
+
+    async def restore(
+        self, run: Run, kernel: TrackedKernel, record: StateRecord, cause: Cause
+    ) -> OperationResult:
+        """Put a state in a kernel's place, asleep or not: a hibernated one is awake then."""
+        restore = Restore(self._keeper, record, cause)
+        sleeper = self._sleepers.get(kernel.kernel_id)
+        if sleeper is None:
+            return await restore.in_place(run, kernel)
+        async with self._waking(sleeper):
+            return await restore.in_place(run, kernel, sleeper.token)
+
+    @contextlib.asynccontextmanager
+    async def _waking(self, sleeper: _Sleeper) -> AsyncIterator[None]:
+        """What was kept is delivered, or refused where the kernel does not come back."""
+        km = sleeper.kernel.km
+        before, km.execution_state = km.execution_state, "starting"
+        sleeper.is_waking = True
+        for message in {id(m.connection): m for m in sleeper.held}.values():
+            message.tell_starting()
+        try:
+            yield
+        except BaseException as error:
+            sleeper.is_waking = False
+            km.execution_state = before
+            if self._sleepers.get(sleeper.kernel.kernel_id) is sleeper:
+                self._failed(sleeper, error)
+            raise
+        self._forget(sleeper)
+        for message in sleeper.held:
+            self._passed[sleeper.kernel.kernel_id] += 1
+            message.deliver()
+
+    def _failed(self, sleeper: _Sleeper, error: BaseException) -> None:
+        why = error.message if isinstance(error, CkptError) else "The server is stopping."
+        told = CkptError(
+            "restore_failed",
+            f"The hibernated kernel did not wake: {why}",
+            hint="Its saved state is kept: run the cell again to try once more.",
+        )
+        held, sleeper.held = sleeper.held, []
+        for message in held:
+            message.refuse(told)
+
+    async def _wake(self, sleeper: _Sleeper) -> None:
+        """Wake a kernel that somebody needs."""
+        keeper, kernel_id = self._keeper, sleeper.kernel.kernel_id
+        try:
+            before = keeper.running(kernel_id)
+            if before is not None and before.task is not None:
+                await asyncio.wait([before.task])  # it falls asleep just now, or is rolled back
+            if self._sleepers.get(kernel_id) is not sleeper:
+                return
+            run = await self._begin(sleeper)
+            assert run.task is not None
+            await asyncio.wait([run.task])
+            error = run.model.error
+            if error is not None and self._sleepers.get(kernel_id) is sleeper:
+                keeper.announce.wake_failed(
+                    kernel_id, sleeper.state_id, run.model.path, error.message
+                )
+        except CkptError as error:
+            keeper.log.warning("Kernel %s does not wake: %s", kernel_id, error.message)
+            if self._sleepers.get(kernel_id) is sleeper:
+                self._failed(sleeper, error)
+                keeper.announce.wake_failed(kernel_id, sleeper.state_id, None, error.message)
+        finally:
+            sleeper.is_waking = False
+
+    def _need(self, sleeper: _Sleeper) -> None:
+        if not sleeper.is_waking:
+            sleeper.is_waking = True
+            self._keeper.in_background(self._wake(sleeper))
+
+    # -- Doorman -------------------------------------------------------------------------
+
+    def opened(self, kernel_id: str) -> None:
+        """A page connects: its user is about to work."""
+        sleeper = self._sleepers.get(kernel_id)
+        if sleeper is not None:
+            self._need(sleeper)
+
+    def holds(self, kernel_id: str, message: HeldMessage) -> bool:
+        """Keep what is sent to a hibernated kernel, and wake it where that needs it."""
+        sleeper = self._sleepers.get(kernel_id)
+        if sleeper is None:
+            self._passed[kernel_id] += 1
+            return False
+        if len(sleeper.held) >= _MOST_HELD:
+            message.refuse(CkptError("busy", "Too many messages wait for the kernel to wake."))
+            return True
+        sleeper.held.append(message)
+        if message.needs_kernel():
+            if sleeper.is_waking:
+                message.tell_starting()
+            self._need(sleeper)
+        return True
+
+    # -- ends ----------------------------------------------------------------------------
+
+    def _forget(self, sleeper: _Sleeper) -> None:
+        self._sleepers.pop(sleeper.kernel.kernel_id, None)
+        sleeper.kernel.is_hibernated = False
+
+    def stopping(self, kernel_id: str) -> None:
+        """Somebody restarts the kernel or shuts it down: what waits for it is void."""
+        self._passed.pop(kernel_id, None)
+        sleeper = self._sleepers.get(kernel_id)
+        if sleeper is not None:
+            self._forget(sleeper)
+            gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+            for message in sleeper.held:
+                message.refuse(gone)
+
+    def before_shutdown(self) -> None:
+        """The server ends: its hibernated kernels are offered by the next one."""
+        for kernel_id in self._sleepers:
+            self._keeper.leases.offer_after_end(kernel_id, "shutdown")
+
+
+def _used() -> CkptError:
+    return CkptError("busy", "The kernel was used meanwhile, so it runs on.", hint="Try again.")
+
+
+def _check_idle(kernel: TrackedKernel) -> None:
+    if kernel.watch is None or kernel.watch.now.execution_state != "idle":
+        raise CkptError(
+            "busy", "The kernel is running a cell.", hint="Hibernate it when it is idle."
+        )
+
+
+async def _answer(kernel: TrackedKernel) -> None:
+    """Wait until the kernel has done all that it was asked before."""
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def received(_: list[bytes]) -> None:
+        if not answered.done():
+            answered.set_result(None)
+
+    channel = kernel.km.connect_shell()
+    channel.on_recv(received)
+    kernel.km.session.send(channel, "kernel_info_request")
+    try:
+        await asyncio.wait_for(answered, _ANSWER)
+    except asyncio.TimeoutError:
+        raise CkptError(
+            "busy", "The kernel does not answer, so it runs on.", hint="Try again later."
+        ) from None
+    finally:
+        channel.close()

@@ -1,0 +1,213 @@
+"""Hibernation: saved and stopped, and back as soon as somebody needs the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.harness.client import EventStream, KernelClient, wait_for
+from tests.harness.server import Home, JupyterServer
+from tests.server.rest import Api
+
+Start = Callable[..., KernelClient]
+
+
+@pytest.fixture
+def events(server: JupyterServer) -> EventStream:
+    return server.client.events()
+
+
+def hibernate(api: Api, kernel: KernelClient) -> str:
+    """Hibernate a kernel; return the state that it wakes from."""
+    return str(api.done(f"/kernels/{kernel.id}/hibernate")["state_id"])
+
+
+def state_of(api: Api, kernel: KernelClient) -> str:
+    return str(api.get(f"/kernels/{kernel.id}")["execution_state"])
+
+
+def is_idle(api: Api, kernel: KernelClient) -> None:
+    wait_for("it is awake and idle", lambda: state_of(api, kernel) == "idle", 30)
+
+
+def resident(pid: int) -> int:
+    process = psutil.Process(pid)
+    return sum(p.memory_info().rss for p in [process, *process.children(recursive=True)])
+
+
+def test_frees_the_memory_and_wakes_for_a_cell(
+    server: JupyterServer, api: Api, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run("import subprocess; child = subprocess.Popen(['sleep', '600'])")
+    kernel.run("x = bytearray(b'x') * (64 << 20)")
+    pid = kernel.pid
+    tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert resident(pid) > 64 << 20 and len(tree) == 2
+    state = hibernate(api, kernel)
+    assert not any(process.is_running() for process in tree)
+    assert state_of(api, kernel) == "hibernated"
+    assert kernel.id in [running["id"] for running in server.client.get("api/kernels")]
+    session = [s for s in server.client.get("api/sessions") if s["kernel"]["id"] == kernel.id]
+    assert len(session) == 1
+    # Looked at by a page that is open it sleeps on; an interrupt has nothing to do.
+    kernel.send("shell", "comm_info_request", {})
+    server.client.post(f"api/kernels/{kernel.id}/interrupt")
+    refused = api.error("POST", f"/kernels/{kernel.id}/save", 422)
+    assert "hibernated" in refused["message"]
+    assert api.error("DELETE", f"/states/{state}", 409)["reason"] == "busy"
+    assert state_of(api, kernel) == "hibernated"
+    # Several at once: each runs once, in order, in the process that was saved.
+    cells = [kernel.begin(f"print(len(x), {n}, child.poll())") for n in range(5)]
+    for number, cell in enumerate(cells):
+        cell.finish()
+        assert cell.text.strip() == f"{64 << 20} {number} None"
+        assert cell.reply is not None and cell.reply["execution_count"] == 4 + number
+    assert kernel.pid == pid
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert (event["cause"], event["state_id"]) == ("wake", state)
+    shown = [
+        m["content"]["execution_state"]
+        for m in kernel.messages
+        if m["header"]["msg_type"] == "status"
+    ]
+    assert not {"restarting", "autorestarting", "dead"} & set(shown)
+    is_idle(api, kernel)
+
+
+def test_saves_only_what_changed_and_wakes_for_a_page(
+    server: JupyterServer, api: Api, start: Start
+) -> None:
+    kernel = start()
+    kernel.run("x = 41")
+    server.client.save(kernel)
+    saved = server.client.save(kernel)["state_id"]  # begun when all of the cell's end was heard
+    assert hibernate(api, kernel) == saved
+    assert api.error("POST", f"/kernels/{kernel.id}/hibernate", 422)["reason"] == "not_savable"
+    page = server.client.connect(kernel.id)
+    is_idle(api, kernel)
+    assert page.run("x += 1; print(x)") == "42"
+    newer = hibernate(api, kernel)
+    assert newer != saved
+    assert api.done(f"/kernels/{kernel.id}/wake")["state_id"] == newer
+    assert api.error("POST", f"/kernels/{kernel.id}/wake", 400)["reason"] == "bad_request"
+    assert kernel.run("print(x)") == "42"
+
+
+def test_a_kernel_at_work_is_left_alone(server: JupyterServer, api: Api, start: Start) -> None:
+    kernel = start()
+    cell = kernel.begin("print('on'); a = input()").wait_text("on")
+    assert api.failed(f"/kernels/{kernel.id}/hibernate")["reason"] == "busy"
+    cell.wait_input()
+    cell.answer("b")
+    cell.finish()
+    assert kernel.run("print(a)") == "b"
+
+
+def test_used_while_it_is_saved_it_runs_on(
+    server: JupyterServer, api: Api, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run("import os; data = os.urandom(128 << 20)")  # so that storing takes a moment
+    pid = kernel.pid
+    operation = api.begin(f"/kernels/{kernel.id}/hibernate")
+    events.wait_for("operation", phase="storing", kernel_id=kernel.id)
+    assert kernel.run("n = 1; print(n)") == "1"
+    ended = api.finish(operation)
+    assert (ended["status"], ended["error"]["reason"]) == ("failed", "busy")
+    assert kernel.run("print(n)") == "1" and kernel.pid == pid
+
+
+def test_a_failed_wake_leaves_the_state_and_tells_the_cell(
+    server: JupyterServer, api: Api, lasting_home: Home, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run("import os; x, data = 41, os.urandom(8 << 20)")
+    state = hibernate(api, kernel)
+    (record,) = lasting_home.store.glob(f"*/kernels/{kernel.id}/states/{state}.json")
+    hidden = record.with_suffix(".away")
+    record.rename(hidden)
+    cell = kernel.execute("x")
+    assert "did not wake" in (cell.error or "")
+    event = events.wait_for("kernel", action="restore_failed", kernel_id=kernel.id)
+    assert (event["cause"], event["state_id"]) == ("wake", state)
+    assert state_of(api, kernel) == "hibernated"
+    hidden.rename(record)
+    assert kernel.run("print(x)") == "41"
+
+
+def test_restart_and_shutdown_forget_it(server: JupyterServer, api: Api, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    hibernate(api, kernel)
+    server.client.post(f"api/kernels/{kernel.id}/restart")
+    again = server.client.connect(kernel.id)
+    assert "NameError" in (again.execute("x").error or "")
+    is_idle(api, kernel)
+    again.run("x = 2")
+    state = hibernate(api, kernel)
+    server.client.delete(f"api/kernels/{kernel.id}")
+    assert kernel.id not in [k["id"] for k in server.client.get("api/kernels")]
+    assert state in [s["id"] for s in server.client.states(kernel=kernel.id)]
+    assert kernel.id not in [k["kernel_id"] for k in server.client.lost()]
+
+
+def test_an_older_state_can_be_put_in_its_place(
+    server: JupyterServer, api: Api, start: Start
+) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    older = server.client.save(kernel)["state_id"]
+    kernel.run("x = 2")
+    hibernate(api, kernel)
+    server.client.restore(older)
+    is_idle(api, kernel)
+    assert kernel.run("print(x)") == "1"
+
+
+def test_the_next_server_offers_it(home: Home) -> None:
+    config = {"AutoSave": {"before_shutdown": False}}
+    with JupyterServer(home, config=config) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("x = 41")
+        hibernate(Api(server), kernel)
+        server.stop()
+    for end, x in (("kill", 42), ("stop", 43)):
+        with JupyterServer(home, config=config) as server:
+            (lost,) = server.client.wait_lost(1)
+            assert (lost["kernel_id"], lost["path"]) == (kernel.id, "book.ipynb")
+            server.client.restore_lost(kernel.id)
+            kernel = server.client.connect(kernel.id)
+            assert kernel.run("x += 1; print(x)") == str(x)
+            hibernate(Api(server), kernel)
+            getattr(server, end)()
+
+
+def test_idle_kernels_hibernate_and_are_not_culled(home: Home) -> None:
+    config: dict[str, dict[str, Any]] = {
+        "AutoSave": {"idle": 0.2, "hibernate": 0.4, "shortest": 0.0},
+        "MappingKernelManager": {
+            "cull_idle_timeout": 2,
+            "cull_interval": 1,
+            "cull_connected": True,
+        },
+    }
+    with JupyterServer(home, config=config) as server:
+        api = Api(server)
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("x = 41")
+        pid = kernel.pid
+        wait_for("it is hibernated", lambda: state_of(api, kernel) == "hibernated", 30)
+        assert not psutil.pid_exists(pid)
+        wait_for("the culler came by", lambda: "Culling 'idle' kernel" in server_log(server), 30)
+        assert state_of(api, kernel) == "hibernated"
+        assert kernel.run("x += 1; print(x)") == "42"
+        wait_for("it is hibernated again", lambda: state_of(api, kernel) == "hibernated", 30)
+
+
+def server_log(server: JupyterServer) -> str:
+    return Path(server.log_path).read_text()
