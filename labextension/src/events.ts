@@ -5,6 +5,7 @@ import type { OperationKind, OperationStatus } from './api';
 const OPERATION_SCHEMA =
   'https://schema.jupyter.org/jupyter_gpu_ckpt/operation/v1';
 const KERNEL_SCHEMA = 'https://schema.jupyter.org/jupyter_gpu_ckpt/kernel/v1';
+const SERVER_SCHEMA = 'https://schema.jupyter.org/jupyter_gpu_ckpt/server/v1';
 
 /** An operation started, moved on or ended. */
 export interface IOperationEvent {
@@ -34,16 +35,35 @@ export interface IKernelEvent {
   message: string | null;
 }
 
+/** The server is about to end, or what could be saved before that is saved. */
+export interface IServerEvent {
+  type: 'server';
+  action: 'ends' | 'saved';
+  /** Which end: it is told of again when it comes nearer. */
+  ending_id: string;
+  source: string;
+  why: string;
+  /** False where it may not come to that. */
+  sure: boolean;
+  seconds: number | null;
+  saved: number;
+  /** Notebook paths, or ids, of kernels. */
+  not_saved: string[];
+  not_uploaded: number;
+}
+
 /** The server extension's events among all of the server's; `null` if another's. */
 export function parseEvent(
   emission: Event.Emission
-): IOperationEvent | IKernelEvent | null {
+): IOperationEvent | IKernelEvent | IServerEvent | null {
   const { schema_id, ...data } = emission;
   switch (schema_id) {
     case OPERATION_SCHEMA:
       return { type: 'operation', ...data } as unknown as IOperationEvent;
     case KERNEL_SCHEMA:
       return { type: 'kernel', ...data } as unknown as IKernelEvent;
+    case SERVER_SCHEMA:
+      return { type: 'server', ...data } as unknown as IServerEvent;
     default:
       return null;
   }

@@ -15,6 +15,8 @@ import { Actions } from './actions';
 import { KernelStateAPI } from './api';
 import { SaveButtonWidget } from './button';
 import { addCommands } from './commands';
+import { Endings } from './endings';
+import { Gaps } from './gaps';
 import { LostKernels } from './lost';
 import { KernelStates } from './model';
 import { Notices } from './notices';
@@ -92,6 +94,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       serverSettings,
       trans
     });
+    new Gaps({ model, notices, pages, trans });
+    new Endings({ model, trans });
     const lost = new LostKernels({
       api,
       enabled: () => settings?.get('showRestorePrompt').composite !== false,

@@ -5,7 +5,7 @@ import { Signal } from '@lumino/signaling';
 
 import type { IKernel, IOperation, KernelStateAPI } from './api';
 import { isFinal } from './api';
-import type { IKernelEvent, IOperationEvent } from './events';
+import type { IKernelEvent, IOperationEvent, IServerEvent } from './events';
 import { parseEvent } from './events';
 import { OperationFollower } from './follower';
 import type { IErrorBody } from './request';
@@ -44,6 +44,11 @@ export class KernelStates implements IDisposable {
   /** Emitted when a kernel was restored, lost, or failed to be restored. */
   get kernelEvent(): ISignal<this, IKernelEvent> {
     return this._kernelEvent;
+  }
+
+  /** Emitted when the server is about to end. */
+  get serverEvent(): ISignal<this, IServerEvent> {
+    return this._serverEvent;
   }
 
   /** Emitted when an operation is seen for the first time. */
@@ -130,6 +135,8 @@ export class KernelStates implements IDisposable {
       if (this._entries.has(event.kernel_id)) {
         void this.refresh(event.kernel_id);
       }
+    } else if (event?.type === 'server') {
+      this._serverEvent.emit(event);
     }
   }
 
@@ -191,6 +198,7 @@ export class KernelStates implements IDisposable {
   private _isDisposed = false;
   private _kernelEvent = new Signal<this, IKernelEvent>(this);
   private _operationStarted = new Signal<this, OperationFollower>(this);
+  private _serverEvent = new Signal<this, IServerEvent>(this);
   private _stream: Event.Stream;
   private _tickets = new Map<string, number>();
 }

@@ -1,0 +1,90 @@
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { showDetails } from './dialogs/details';
+import type { IServerEvent } from './events';
+import { formatSeconds } from './format';
+import type { KernelStates } from './model';
+
+/** Tells that the server is about to end, and what is saved before that. */
+export class Endings {
+  constructor(private readonly _options: Endings.IOptions) {
+    _options.model.serverEvent.connect((_, event) => this._tell(event));
+  }
+
+  private _tell(event: IServerEvent): void {
+    const { trans } = this._options;
+    const details: Notification.IAction = {
+      label: trans.__('Details'),
+      callback: click => {
+        // The notification stays for another look.
+        click.preventDefault();
+        void showDetails(
+          trans.__('This Server Ends'),
+          {
+            message: event.why,
+            reason: 'ends',
+            hint: null,
+            details: event.not_saved.join('\n') || null
+          },
+          trans
+        );
+      }
+    };
+    const isEarlyWord = event.action === 'ends';
+    const missing = event.not_saved.length;
+    this._show(
+      event.ending_id,
+      isEarlyWord ? this._ends(event) : this._saved(event),
+      isEarlyWord || missing > 0 || event.not_uploaded > 0
+        ? 'warning'
+        : 'success',
+      [details]
+    );
+  }
+
+  private _ends({ seconds, sure }: IServerEvent): string {
+    const { trans } = this._options;
+    const left = formatSeconds(seconds ?? 0);
+    return sure
+      ? trans.__('This server ends in %1: kernels are saved.', left)
+      : trans.__('This server may end in %1: kernels are saved.', left);
+  }
+
+  private _saved(event: IServerEvent): string {
+    const { trans } = this._options;
+    const missing = event.not_saved.length;
+    if (missing > 0) {
+      return trans._n(
+        'This server ends, and one kernel could not be saved.',
+        'This server ends, and %1 kernels could not be saved.',
+        missing
+      );
+    }
+    return event.not_uploaded > 0
+      ? trans.__('This server ends. Kernels are saved, on this node only.')
+      : trans.__('This server ends. Kernels are saved.');
+  }
+
+  private _show(
+    ending: string,
+    message: string,
+    type: 'warning' | 'success',
+    actions: Notification.IAction[]
+  ): void {
+    const id = this._shown.get(ending);
+    const options = { autoClose: false as const, actions };
+    if (!id || !Notification.update({ id, message, type, ...options })) {
+      this._shown.set(ending, Notification.emit(message, type, options));
+    }
+  }
+
+  private _shown = new Map<string, string>();
+}
+
+export namespace Endings {
+  export interface IOptions {
+    model: KernelStates;
+    trans: TranslationBundle;
+  }
+}
