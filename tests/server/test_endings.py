@@ -142,6 +142,7 @@ def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over(
             assert kernel.id not in {k["id"] for k in one.client.get("api/kernels")}
             assert one.client.lost() == []
             # And back, because the server that has it is frozen.
+            told = other.client.events()
             other.process.send_signal(signal.SIGSTOP)
             one.client.wait_lost(1)
             one.client.restore_lost(kernel.id)
@@ -154,5 +155,14 @@ def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over(
                 lambda: kernel.id not in {k["id"] for k in other.client.get("api/kernels")},
                 20,
             )
+            told.wait_for("kernel", action="fenced", kernel_id=kernel.id, path="book.ipynb")
+            assert other.client.lost() == []  # elsewhere, not lost
             assert again.run("print(x)") == "42"
             assert kernel.id in {k["id"] for k in one.client.get("api/kernels")}
+            # Its node dies: lost, and then ended in order: neither.
+            a.kill()
+            other.client.wait_lost(1)
+            other.client.restore_lost(kernel.id)
+            assert other.client.connect(kernel.id).run("print(x + 1)") == "42"
+            other.client.delete(f"api/kernels/{kernel.id}")
+            assert other.client.lost() == []
