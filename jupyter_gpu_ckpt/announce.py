@@ -121,6 +121,11 @@ class Announcer:
         """A kernel was found that ended without an orderly shutdown."""
         self._kernel("lost", kernel_id, path=path, state_id=state_id)
 
+    def state_durable(self, record: StateRecord) -> None:
+        """A state was uploaded: it outlives this node."""
+        meta = record.meta
+        self._kernel("state_durable", meta.kernel_id, path=meta.path, state_id=record.id)
+
     def state_deleted(self, record: StateRecord) -> None:
         """A state is gone."""
         meta = record.meta

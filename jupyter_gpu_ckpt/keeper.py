@@ -67,7 +67,7 @@ class Keeper(GpuCkpt):
     ) -> None:
         super().__init__(parent=parent)
         self.kernel_manager = kernel_manager
-        self.store = self.open_store()
+        self.store = self.open_store(lambda state_id: self.saved.uploaded(state_id))
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
         self.ability = Ability(lambda: self.launching.kernel_capture)
@@ -111,6 +111,7 @@ class Keeper(GpuCkpt):
     async def start(self) -> None:
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
         await self.policies.start()
+        self.saved.start()
         self.store.start()
         self.in_background(self._clean_up())
         self.in_background(self.lost.heartbeat())

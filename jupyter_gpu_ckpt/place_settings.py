@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -104,29 +105,30 @@ class PlaceSettings(StoreSettings):
             raise TraitError(f"GpuCkpt.store_url: nothing can be kept on {scheme}://.")
         return url
 
-    def open_store(self) -> StateStore:
-        """The store, as it is configured."""
+    def open_store(self, on_durable: Callable[[str], None] | None = None) -> StateStore:
+        """The store, as it is configured.
+
+        ``on_durable``: called, in a thread, with the id of each state that was uploaded.
+        """
         url = self._place()
+        ways: dict[str, Any] = {
+            "sealing": self.key_ring(),
+            "compression_level": self.compression_level,
+            "memory_limit": self.memory_limit,
+        }
         if url is None:
-            return StateStore(
-                self.store_folder(),
-                self.owner_name(),
-                sealing=self.key_ring(),
-                compression_level=self.compression_level,
-                memory_limit=self.memory_limit,
-            )
+            return StateStore(self.store_folder(), self.owner_name(), **ways)
         return TieredStore(
             url,
             self._tiers(),
             self.owner_name(),
             options=self.store_options,
-            sealing=self.key_ring(),
-            compression_level=self.compression_level,
-            memory_limit=self.memory_limit,
             limit=self.local_tier_limit,
             parallel=self.upload_parallel,
             bandwidth=self.upload_bandwidth,
             timeout=self.store_timeout,
+            on_durable=on_durable,
+            **ways,
         )
 
     def store_folder(self) -> Path:

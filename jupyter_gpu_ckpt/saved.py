@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +37,24 @@ class SavedStates:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to tell of uploads; called on the event loop when the server is up."""
+        self._loop = asyncio.get_running_loop()
+
+    def uploaded(self, state_id: str) -> None:
+        """A state is in the remote store now; may be called from any thread."""
+
+        async def tell() -> None:
+            with contextlib.suppress(CkptError):  # deleted meanwhile
+                self._keeper.announce.state_durable(
+                    await in_thread(self._keeper.store.state, state_id)
+                )
+
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+                self._loop.call_soon_threadsafe(lambda: self._keeper.in_background(tell()))
 
     async def all(
         self, kernel_id: str | None = None, path: str | None = None

@@ -49,8 +49,11 @@ def test_a_lost_disk(home: Home, shared: Path, url: str, s3_server: S3Server) ->
         kernel = server.client.start(home.add_notebook("book.ipynb"))
         kernel.run("import os; data = os.urandom(5 << 20); import hashlib; x = 41")
         digest = kernel.run("print(hashlib.sha256(data).hexdigest())")
+        events = server.client.events()
         state = server.client.save(kernel)["state_id"]
-        wait_for("it is uploaded", lambda: uploaded(url, s3_server), 30)
+        events.wait_for("kernel", action="state_durable", kernel_id=kernel.id, state_id=state)
+        (listed,) = server.client.states()
+        assert listed["durable"] and uploaded(url, s3_server)
         server.kill()
     shutil.rmtree(shared / "disk-a")
     with JupyterServer(home, config=config(url, s3_server.port, shared / "disk-b")) as server:
