@@ -12,6 +12,7 @@ from tests.harness import server as servers
 from tests.harness.node import REPOSITORY
 from tests.harness.s3 import S3Server
 from tests.harness.server import Home, shared_folder
+from tests.harness.user import User
 
 pytest_plugins = ("pytest_jupyter.jupyter_server",)
 
@@ -30,6 +31,18 @@ def shared() -> Iterator[Path]:
 def home(shared: Path) -> Home:
     """root's own home for one test, with its notebooks and store."""
     return Home(shared / "home")
+
+
+@pytest.fixture
+def user() -> User:
+    """An ordinary user of this machine."""
+    return User()
+
+
+@pytest.fixture
+def users_home(shared: Path, user: User) -> Home:
+    """The ordinary user's own home for one test."""
+    return Home(shared / "users-home", user)
 
 
 @pytest.fixture(scope="session")

@@ -19,16 +19,6 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def user() -> User:
-    return User()
-
-
-@pytest.fixture
-def home(shared: Path, user: User) -> Home:
-    return Home(shared / "home", user)
-
-
-@pytest.fixture
 def program() -> Path:
     found = find_kernel_capture(None)
     assert found is not None, "kernel-capture was not built"
@@ -50,16 +40,16 @@ def plain(shared: Path, program: Path) -> Path:
 
 
 def test_with_three_capabilities_a_kernel_moves_to_another_node(
-    shared: Path, user: User, home: Home, privileged: Path
+    shared: Path, user: User, users_home: Home, privileged: Path
 ) -> None:
     config = {"GpuCkptProvisioner": {"kernel_capture": str(privileged)}}
     with (
         Node("node-a", [shared], for_users=True) as node,
-        JupyterServer(home, node=node, config=config) as server,
+        JupyterServer(users_home, node=node, config=config) as server,
     ):
         client = server.client
         assert client.get("gpu-ckpt/api/doctor")["can_capture"] is True
-        kernel = client.start(home.add_notebook("mine.ipynb"))
+        kernel = client.start(users_home.add_notebook("mine.ipynb"))
         assert kernel.run("import os; x = 41; print(os.getuid())") == str(user.uid)
         # The kernel itself gets none of the rights.
         rights = kernel.run("print(*[l for l in open('/proc/self/status') if l[:3] == 'Cap'])")
@@ -78,7 +68,7 @@ def test_with_three_capabilities_a_kernel_moves_to_another_node(
         node.kill()
     with (
         Node("node-b", [shared], for_users=True, burn_pids=400) as node,
-        JupyterServer(home, node=node, config=config) as server,
+        JupyterServer(users_home, node=node, config=config) as server,
     ):
         client = server.client
         client.wait_lost(1)
@@ -86,19 +76,19 @@ def test_with_three_capabilities_a_kernel_moves_to_another_node(
         kernel = client.connect(kernel.id)
         assert kernel.run("print(x); f.seek(0); print(f.read())") == "42\nabc"
         assert kernel.execute("1/0").error is not None
-        assert all(path.stat().st_uid == user.uid for path in home.store.rglob("*"))
+        assert all(path.stat().st_uid == user.uid for path in users_home.store.rglob("*"))
 
 
 def test_without_them_everything_but_saving_works_and_says_why(
-    shared: Path, user: User, home: Home, plain: Path
+    shared: Path, user: User, users_home: Home, plain: Path
 ) -> None:
     config = {"GpuCkptProvisioner": {"kernel_capture": str(plain)}}
     with (
         Node("node-a", [shared], for_users=True) as node,
-        JupyterServer(home, node=node, config=config) as server,
+        JupyterServer(users_home, node=node, config=config) as server,
     ):
         client = server.client
-        kernel = client.start(home.add_notebook("mine.ipynb"))
+        kernel = client.start(users_home.add_notebook("mine.ipynb"))
         assert kernel.run("x = 41; print(x + 1)") == "42"
 
         description = client.get(f"gpu-ckpt/api/kernels/{kernel.id}")
@@ -112,8 +102,8 @@ def test_without_them_everything_but_saving_works_and_says_why(
         doctor = node.run(
             ["jupyter", "gpu-ckpt", "doctor", "--json"],
             user=user,
-            cwd=home.notebooks,
-            env=home.environment(),
+            cwd=users_home.notebooks,
+            env=users_home.environment(),
             check=False,
         )
         said = json.loads(doctor.stdout)

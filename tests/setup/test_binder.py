@@ -47,16 +47,6 @@ def test_the_environment_has_what_the_set_up_needs() -> None:
 
 
 @pytest.fixture
-def user() -> User:
-    return User()
-
-
-@pytest.fixture
-def home(shared: Path, user: User) -> Home:
-    return Home(shared / "home", user)
-
-
-@pytest.fixture
 def checkout(shared: Path, user: User) -> Path:
     """The repository as it is cloned, and the front end built: that takes minutes otherwise."""
     copy = shared / "checkout"
@@ -107,10 +97,10 @@ def node(shared: Path) -> Iterator[Node]:
 @pytest.mark.browser
 @pytest.mark.timeout(180)
 def test_the_sample_notebook_opens_and_its_button_says_why_it_cannot_save(
-    checkout: Path, environment: Path, home: Home, node: Node, user: User
+    checkout: Path, environment: Path, users_home: Home, node: Node, user: User
 ) -> None:
     path = f"{environment}/bin:/usr/local/bin:/usr/bin:/bin"
-    variables = {**home.environment(), "PATH": path}
+    variables = {**users_home.environment(), "PATH": path}
     result = node.run(
         ["binder/postBuild"],
         user=user,
@@ -127,7 +117,7 @@ def test_the_sample_notebook_opens_and_its_button_says_why_it_cannot_save(
     port, token = free_port(), secrets.token_hex(8)
     address = f"http://127.0.0.1:{port}"
     options = ["--no-browser", f"--port={port}", f"--IdentityProvider.token={token}"]
-    log = home.path / "lab.log"
+    log = users_home.path / "lab.log"
     with log.open("wb") as output:
         lab = node.popen(
             [f"{environment}/bin/jupyter", "lab", *options],
