@@ -181,7 +181,9 @@ class Save:
             except CkptError as error:
                 if time.monotonic() >= in_the_way or not links_collided(error):
                     raise
-                # Both saves were undone or only this one: at different times each gets through.
+                # Names of its own, as a restore has, cannot be given: CRIU chooses them, counting
+                # from 1 in each dump, and no option changes that. Both saves were undone or only
+                # this one: at different times each gets through.
                 await in_thread(lambda: shutil.rmtree(image_dir))
                 await asyncio.sleep(random.uniform(0.2, 1.5))
                 continue
