@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 
 from tests.browser.test_kernel_dies import SAVED, kernel_of
 from tests.harness.browser import NotebookPage
+from tests.harness.client import wait_for
 from tests.harness.node import Node
 from tests.harness.server import Home, JupyterServer
 
@@ -86,6 +87,35 @@ def test_an_open_page_is_asked_when_the_new_server_is_there(
         page.run_cell(1)
         page.wait_output(1, "42")
         assert kernel_of(server, path) == kernel_id
+
+
+def test_an_open_page_goes_on_by_itself_where_kernels_are_always_restored(
+    home: Home, open_page: OpenPage
+) -> None:
+    path = home.add_notebook("work.ipynb", CELLS)
+    with JupyterServer(home, app="lab") as server:
+        page = open_page(server)
+        page.open(path)
+        page.run_cell(0)
+        page.press_save()
+        page.notification(SAVED)
+        kernel_id = kernel_of(server, path)
+        server.kill()
+        port = server.port
+    always = {"GpuCkpt": {"restore_on_start": "always"}}
+    with JupyterServer(home, app="lab", port=port, config=always) as server:
+
+        def connected() -> bool:
+            return any(k["connections"] for k in server.client.get("api/kernels"))
+
+        wait_for("the page is connected to the kernel", connected, 90)
+        page.close_dialogs()  # JupyterLab's own, about the server
+        page.wait_idle(60)
+        page.run_cell(1)
+        page.wait_output(1, "42")
+        assert page.prompt(1) == "[2]:"
+        assert kernel_of(server, path) == kernel_id
+        expect(page.page.locator(".jp-gpu-ckpt-LostBody")).to_have_count(0)
 
 
 def test_dismiss_keeps_the_state_and_does_not_ask_again(home: Home, open_page: OpenPage) -> None:
