@@ -87,7 +87,7 @@ class Foretold:
             ending = self._all[-1]
             if deadline > self._deadline - _EARLIER:
                 return ending
-            ending.sure = ending.sure or notice.sure
+            ending.sure, ending.phase = ending.sure or notice.sure, "saving"
             self._give_up()
         else:
             ending = Ending(

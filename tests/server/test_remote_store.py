@@ -91,3 +91,38 @@ def test_a_system_that_is_away(home: Home, shared: Path, url: str, s3_server: S3
         assert "Not uploaded" not in server.log()
     finally:
         proxy.stop()
+
+
+def test_states_are_uploaded_before_an_end_that_is_foretold(
+    home: Home, shared: Path, url: str, s3_server: S3Server
+) -> None:
+    proxy = Proxy(s3_server.port)
+    try:
+        with JupyterServer(home, config=config(url, proxy.port, shared / "disk")) as server:
+
+            def foretold(seconds: float) -> dict[str, Any]:
+                """Foretell an end and wait until all is done for it."""
+                server.client.post("gpu-ckpt/api/endings", {"seconds": seconds})
+
+                def done() -> dict[str, Any] | None:
+                    ending = server.client.get("gpu-ckpt/api/endings")[0]
+                    return ending if ending["phase"] == "done" else None
+
+                return dict(wait_for("what can be done is done", done, seconds + 5))
+
+            kernel = server.client.start(home.add_notebook("book.ipynb"))
+            kernel.run("x = 41")
+            ending = foretold(60)
+            assert ([k["saved"] for k in ending["kernels"]], ending["not_uploaded"]) == ([True], [])
+            (first,) = server.client.states(kernel=kernel.id)
+            assert first["id"] in "".join(uploaded(url, s3_server))
+            # What does not arrive in time is named.
+            proxy.down()
+            kernel.run("x = 42")
+            ending = foretold(6)
+            newest = server.client.states(kernel=kernel.id)[0]
+            assert newest["id"] != first["id"]
+            assert ending["not_uploaded"] == [newest["id"]]
+            server.kill()
+    finally:
+        proxy.stop()
