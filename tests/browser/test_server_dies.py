@@ -54,6 +54,7 @@ def test_restore_attaches_the_notebook_to_the_same_kernel(
             page.visit(path)
             prompt = page.dialog("Restore Lost Kernels")
             expect(prompt).to_contain_text(path)
+            expect(prompt).to_contain_text("Saved by you")
             prompt.get_by_role("button", name="Restore", exact=True).click()
             expect(page.page.locator(".jp-Dialog")).to_have_count(0, timeout=30_000)
             page.wait_idle()
