@@ -8,7 +8,7 @@
 #   2. likewise where that was installed, but no C compiler: `make dev` completes, `make lab`
 #      serves, and `doctor` says why nothing can be saved;
 #   3. as root: `make dev` installs and builds all, `make lab` serves, a kernel is saved,
-#      killed and restored through the command line (smoke.py);
+#      killed and restored through the command line (smoke.py); `make lint` passes;
 #   4. as an ordinary user: `make dev` says what capture needs, and `doctor` the same; then that
 #      is granted, and the check of 3 passes.
 # `tests/setup/bare.sh RELEASE test` does 3 alone, and then `make test`.
@@ -173,6 +173,8 @@ say "make dev again"
 as_root 'make dev'
 say "make lab, save and restore as root"
 as_root '.venv/bin/python -I /usr/local/bin/smoke.py --capture yes'
+say "make lint as root"
+as_root 'make lint'
 
 if [ "$what" = test ]; then
   say "make test as root"
