@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+import zmq
+from jupyter_client.jsonutil import extract_dates
 from jupyter_client.session import Session
 
 from .talk import COMM_ID
@@ -28,6 +33,15 @@ _OWN: Final = COMM_ID.encode()
 
 #: What a page does to a kernel without executing a cell: widgets.
 _COMMS: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
+
+
+#: Seconds for which the socket is left alone after a look at it. Each look wakes the server, which
+#: costs more than what is read: so a busy kernel is heard in batches, an idle one at once.
+_PAUSE: Final = 0.05
+#: Most messages taken in at one look: the server has others to serve.
+_BATCH: Final = 256
+#: The same where somebody waits for what the kernel said.
+_ALL: Final = 10_000
 
 
 class Activity(NamedTuple):
@@ -80,17 +94,30 @@ class KernelWatch:
         self._session = Session(config=km.session.config, key=km.session.key)
         self._changes: deque[_Change] = deque(maxlen=256)
         self.ports = list(km.ports)
-        self.reset(begin)
         self._stream = km.connect_iopub()
-        self._stream.on_recv(self._received)
+        # Read here instead: the stream wakes the server for every message.
+        self._socket, self._loop = self._stream.socket, self._stream.io_loop
+        self._loop.remove_handler(self._socket)
+        self._is_awaited = False
+        self._is_closed = False
+        self.reset(begin)
+        self._timer = self._loop.call_later(0, self._look)
 
     def reset(self, begin: Activity | None = None) -> None:
         """Another process answers on the same sockets: forget what the old one did."""
-        self.now = begin or Activity("idle", None, None)
+        while self._receive() is not None:
+            pass
+        self._now = begin or Activity("idle", None, None)
         self._changes.clear()
-        self._first = self.now
+        self._first = self._now
         #: When the cell that runs began, by the kernel's clock; ``None`` where none runs.
-        self._cell_began = time.time() if self.now.execution_state == "busy" else None
+        self._cell_began = time.time() if self._now.execution_state == "busy" else None
+
+    @property
+    def now(self) -> Activity:
+        """What the kernel does, by all that has arrived."""
+        self._take_in(_ALL)
+        return self._now
 
     def at(self, moment: float) -> Activity:
         """What the kernel was doing at ``moment`` (Unix seconds), by its own messages' dates.
@@ -98,6 +125,7 @@ class KernelWatch:
         For a save, ``moment`` lies in the time the kernel stood still: what it published
         before is in the state even if it arrived here later.
         """
+        self._take_in(_ALL)
         found = self._first
         for change in self._changes:
             if change.at > moment:
@@ -107,9 +135,47 @@ class KernelWatch:
 
     def close(self) -> None:
         """Stop listening."""
-        if not self._stream.closed():
-            self._stream.on_recv(None)
-            self._stream.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._await(False)
+            self._loop.remove_timeout(self._timer)
+            self._socket.close()
+
+    def _await(self, wanted: bool) -> None:
+        """Have the loop tell, or not, when something arrives."""
+        if wanted and not self._is_awaited:
+            self._loop.add_handler(self._socket, self._look, self._loop.READ)
+        elif self._is_awaited and not wanted:
+            self._loop.remove_handler(self._socket)
+        self._is_awaited = wanted
+
+    def _look(self, *_: object) -> None:
+        """Take in what has arrived, and wait for more, or look again later."""
+        count = self._take_in(_BATCH)
+        if self._is_closed:
+            return
+        # The socket's descriptor tells only of what comes after it was found empty.
+        self._await(count == 0)
+        if count:
+            self._timer = self._loop.call_later(0 if count == _BATCH else _PAUSE, self._look)
+
+    def _take_in(self, most: int) -> int:
+        """Read so many messages at most; returns how many there were."""
+        for count in range(most):
+            parts = self._receive()
+            if parts is None:
+                return count
+            self._received(parts)
+        return most
+
+    def _receive(self) -> list[bytes] | None:
+        if self._is_closed:
+            return None
+        try:
+            parts: list[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return parts
 
     def _received(self, parts: list[bytes]) -> None:
         try:
@@ -130,18 +196,32 @@ class KernelWatch:
                 self._listener.asked, self._session.deserialize(message)["content"]["data"]
             )
         if any(word in header for word in _OF_INTEREST):
-            return self._note(self._session.deserialize(message))
+            return self._note(*self._open(message))
         if _OWN in parent or not any(word in header for word in _DOINGS):
             return None
         return self._listener.was_touched
 
-    def _note(self, msg: dict[str, Any]) -> Callable[[], None] | None:
-        parent = msg["parent_header"] or {}
-        content = msg["content"]
-        date = msg["header"]["date"].timestamp()
+    def _open(self, message: list[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Header, parent header and content of a message that the kernel signed.
+
+        As ``Session.deserialize``, but without what nobody here needs: it is much of what
+        watching a kernel costs its server.
+        """
+        session = self._session
+        if session.auth is not None and not hmac.compare_digest(
+            message[0], session.sign(message[1:5])
+        ):
+            raise ValueError("invalid signature")
+        return session.unpack(message[1]), session.unpack(message[2]), session.unpack(message[4])
+
+    def _note(
+        self, header: dict[str, Any], parent: dict[str, Any] | None, content: dict[str, Any]
+    ) -> Callable[[], None] | None:
+        parent = parent or {}
+        date = _seconds(header["date"])
         tell: Callable[[], None] | None = None
-        state, count, in_flight = self.now
-        if msg["msg_type"] == "execute_input":
+        state, count, in_flight = self._now
+        if header["msg_type"] == "execute_input":
             count = int(content["execution_count"])
             self._cell_began = date
             tell = self._listener.cell_started
@@ -156,10 +236,10 @@ class KernelWatch:
         elif parent.get("msg_type") in _COMMS and not parent["msg_id"].startswith(COMM_ID):
             tell = self._listener.was_touched
         change = _Change(date, Activity(state, count, in_flight))
-        if change.after != self.now:
+        if change.after != self._now:
             if len(self._changes) == self._changes.maxlen:
                 self._first = self._changes[0].after
-            self.now = change.after
+            self._now = change.after
             self._changes.append(change)
         return tell
 
@@ -168,3 +248,12 @@ class KernelWatch:
         if began is None:
             return None
         return partial(self._listener.cell_ended, max(0.0, date - began))
+
+
+def _seconds(date: str) -> float:
+    """Unix seconds of a message's date."""
+    with contextlib.suppress(ValueError):
+        moment = datetime.fromisoformat(date.replace("Z", "+00:00"))
+        if moment.tzinfo is not None:
+            return moment.timestamp()
+    return float(extract_dates(date).timestamp())  # other kernels' ways to write it
