@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from benchmarks import overhead, states, store
+from benchmarks import idle, overhead, recovery, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -25,6 +25,10 @@ def main() -> None:
         help="data for the measurements of the store, in GiB; 0 leaves them out (default: 4)",
     )  # fmt: skip
     parser.add_argument(
+        "--recovery-size", type=float, default=1, metavar="GIB",
+        help="data of the notebook that is run again, in GiB; 0 leaves that out (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", type=Path, default=Path("build/benchmarks.json"), help="where the figures go"
     )
     options = parser.parse_args()
@@ -36,7 +40,10 @@ def main() -> None:
             rows += states.measure(folder / f"{size:g}", size, options.rounds)
         if options.store_size:
             rows += store.measure(folder / "store", options.store_size, options.rounds)
+        if options.recovery_size:
+            rows += recovery.measure(folder / "recovery", options.recovery_size, options.rounds)
         if not options.no_overhead:
+            rows += idle.measure(folder / "idle")
             rows += overhead.measure(folder / "overhead")
     about = machine()
     print("\n".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
