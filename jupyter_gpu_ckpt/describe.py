@@ -19,6 +19,7 @@ from .models import (
     LostKernel,
     Node,
     Operation,
+    RestoredFrom,
     RestoreMode,
     State,
 )
@@ -109,6 +110,7 @@ def kernel(
     newest: StateRecord | None,
     error: CkptError | None,
     operation: Operation | None,
+    restored_from: RestoredFrom | None = None,
     *,
     hibernated: bool = False,
 ) -> Kernel:
@@ -129,6 +131,7 @@ def kernel(
         else ErrorBody(error.message, error.reason, error.hint, error.details),
         last_state=None if newest is None else state(newest),
         operation=operation,
+        restored_from=restored_from,
     )
 
 

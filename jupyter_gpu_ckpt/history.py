@@ -1,12 +1,16 @@
-"""What a restored kernel and its pages are told: a new history session, idle, kernel info."""
+"""What a restored kernel and its pages are told: environment, history session, kernel info."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
+
+from .refresh import python_code
+from .talk import COMM_ID
 
 #: IPython counts lines within a session of its history database. After a roll-back the old
 #: count comes again, and the database would refuse the lines ("was not unique").
@@ -26,24 +30,27 @@ def is_history(path: str) -> bool:
     return os.path.basename(path) == "history.sqlite"
 
 
-def first_request(km: Any, language: str) -> None:
+def first_request(km: Any, language: str, environment: Mapping[str, str]) -> None:
     """Give a restored kernel something to do, so that its pages learn that it is idle.
 
-    An IPython kernel is asked to log its history into a new session from the next cell on;
-    others for their kernel info. Only asks, on a socket of its own: a kernel in the middle of
-    a cell, or waiting for input, does it when it comes to it. Called after every restore.
+    An IPython kernel is given new values of some variables, which are nowhere logged, has its
+    callbacks called, and is asked to log its history into a new session from the next cell on;
+    others are asked for their kernel info. Only asks, on a socket of its own: a kernel in the
+    middle of a cell, or waiting for input, does it when it comes to it. Called after every restore.
     """
     channel = km.connect_shell()
     if language.lower() == "python":
         content = {
-            "code": _NEW_SESSION,
+            "code": f"{python_code(environment)}\n{_NEW_SESSION}",
             "silent": True,
             "store_history": False,
             "user_expressions": {},
             "allow_stdin": False,
             "stop_on_error": False,
         }
-        km.session.send(channel, "execute_request", content=content)
+        header = km.session.msg_header("execute_request")
+        header["msg_id"] = f"{COMM_ID}-{header['msg_id']}"  # the kernel's side knows it by that
+        km.session.send(channel, "execute_request", content=content, header=header)
     else:
         km.session.send(channel, "kernel_info_request")
     asyncio.get_running_loop().call_later(_DELIVERY, channel.close)

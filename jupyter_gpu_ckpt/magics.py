@@ -18,11 +18,11 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display, update_display
 
 from . import durations, hooks
+from .refresh import MARK
 from .talk import COMM_ID
 
 _SECONDS: Final = {"idle", "interval", "long_cell"}
 _SWITCHES: Final = {"shutdown": "before_shutdown", "cull": "before_cull"}
-_MARK: Final = "_jupyter_gpu_ckpt"
 
 
 class Server:
@@ -40,6 +40,7 @@ class Server:
         self._comm = comm.create_comm(target_name=COMM_ID, comm_id=COMM_ID, primary=False)
         comm.get_comm_manager().register_comm(self._comm)
         self._comm.on_msg(self._heard)
+        self._shell = shell
         self._process = _process()
         self._failed: list[str] = []
         hooks.on_before_save_added(self._hello)
@@ -67,7 +68,14 @@ class Server:
             self._comm.send({"ask": "ready", "id": data["before_save"], "failed": len(failed)})
 
     def _before_execution(self) -> None:
-        """Notice that the process came out of a state; called before everything it executes."""
+        """Look whether the process came out of a state; called before everything it executes."""
+        request: dict[str, Any] = self._shell.get_parent()  # type: ignore[attr-defined]
+        # The server's own first request sets the environment, and calls this then.
+        if not str(request.get("header", {}).get("msg_id", "")).startswith(COMM_ID):
+            self.restored()
+
+    def restored(self) -> None:
+        """Call the callbacks if the process came out of a state; the server asks for that."""
         process = _process()
         if process != self._process:
             self._process = process
@@ -152,10 +160,10 @@ def load(shell: InteractiveShell) -> None:
     """
     if getattr(shell, "kernel", None) is None:
         raise UsageError("jupyter_gpu_ckpt can be loaded in a Jupyter kernel only.")
-    server = getattr(shell, _MARK, None)
+    server = getattr(shell, MARK, None)
     if server is None:
         server = Server(shell)
-        setattr(shell, _MARK, server)
+        setattr(shell, MARK, server)
     shell.register_magics(StateMagics(shell, server))
 
 

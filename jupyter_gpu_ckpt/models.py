@@ -224,11 +224,32 @@ class Operation(msgspec.Struct):
     phases: dict[str, float] = {}
 
 
+class RestoredFrom(msgspec.Struct, frozen=True):
+    """The state that a running kernel came out of; ``restored`` is when.
+
+    Cells were counted up to ``execution_count`` when it was saved, the one that ran then included
+    (``in_flight_msg_id``), and up to ``last_execution_count`` when the kernel ended that it
+    replaced, which is not always known. ``other_counts`` are cells of the notebook, by id, that had
+    higher counts at the save, and so from an earlier kernel.
+    """
+
+    state_id: str
+    created: str
+    restored: str
+    cause: Literal["death", "user", "lost", "wake"]
+    execution_count: int | None
+    in_flight_msg_id: str | None
+    last_execution_count: int | None = None
+    other_counts: dict[str, int] = {}
+
+
 class Kernel(msgspec.Struct, frozen=True):
     """A running kernel and whether it can be saved (if not: ``error`` says why).
 
     ``execution_state`` is Jupyter's, or ``hibernated``: its process was ended, and it wakes when it
     is needed.
+
+    ``restored_from`` is null for a kernel that was started empty.
     """
 
     id: str
@@ -240,6 +261,7 @@ class Kernel(msgspec.Struct, frozen=True):
     error: ErrorBody | None
     last_state: State | None
     operation: Operation | None
+    restored_from: RestoredFrom | None = None
 
 
 class LostKernel(msgspec.Struct, frozen=True):

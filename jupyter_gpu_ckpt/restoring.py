@@ -7,8 +7,9 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -20,9 +21,10 @@ from .connection import can_reach, is_own_address, own_address
 from .errors import CkptError
 from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
-from .models import OperationResult
-from .observer import RestoreToken
+from .models import OperationResult, RestoredFrom
+from .observer import RestoreToken, kept_from_kernels
 from .operations import Run, in_thread
+from .refresh import fresh_values
 from .store import StateRecord, make_private_dir
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
@@ -116,6 +118,7 @@ class Restore:
                 provisioner.end_restore(own)
             raise
         kernel.policy.restored(self._record.id)
+        kernel.restored_from = self._origin(kernel.last_count())
         kernel.listen(self._activity())
         try:
             await self._connect(run, kernel)
@@ -141,6 +144,7 @@ class Restore:
             supervisor.kill()
             raise
         kernel.policy.restored(self._record.id)
+        kernel.restored_from = self._origin(None)
         try:
             # Before the process goes on, so that a page that asks for its session finds it.
             if run.model.path is not None:
@@ -301,13 +305,36 @@ class Restore:
         run.phase("connecting", 0.9)
         km, meta = kernel.km, self._meta
         km.execution_state = meta.execution_state
-        first_request(km, meta.language)
+        first_request(km, meta.language, self._environment(km))
         expected = self._keeper.roster.subscribers(kernel.kernel_id)
         ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
         there = await wait_for_peers(ip, km.iopub_port, expected, timeout=self._keeper.hold_timeout)
         if not there:
             self._warnings.append("Output right after the restore may be missing.")
         km.execution_state = meta.execution_state
+
+    def _environment(self, km: Any) -> dict[str, str]:
+        """What the kernel's environment takes over from this server's."""
+        keeper = self._keeper
+        return fresh_values(
+            os.environ,
+            keeper.refresh_environment,
+            [*keeper.launching.scrub_environment, *kept_from_kernels(keeper.kernel_manager)],
+            (km.kernel_spec.env or {}) if km.kernel_spec else (),
+        )
+
+    def _origin(self, last_count: int | None) -> RestoredFrom:
+        meta = self._meta
+        return RestoredFrom(
+            state_id=self._record.id,
+            created=self._record.created,
+            restored=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"),
+            cause=self._cause,
+            execution_count=meta.execution_count,
+            in_flight_msg_id=meta.in_flight_msg_id,
+            last_execution_count=last_count,
+            other_counts=meta.other_counts,
+        )
 
     def _activity(self) -> Activity:
         meta = self._meta

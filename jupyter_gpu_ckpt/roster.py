@@ -118,6 +118,7 @@ class Roster:
         error = self._why_not(kernel_id) or node_error
         operation = run.model if run else None
         tracked = self._tracker.get(kernel_id)
+        hibernated = tracked is not None and tracked.is_hibernated
         return describe.kernel(
             kernel_id,
             km,
@@ -125,7 +126,8 @@ class Roster:
             newest,
             error,
             operation,
-            hibernated=tracked is not None and tracked.is_hibernated,
+            tracked.restored_from if tracked is not None else None,
+            hibernated=hibernated,
         )
 
     def _why_not(self, kernel_id: str) -> CkptError | None:

@@ -45,6 +45,10 @@ _DUMPING: Final = 10.0
 _LINKS: Final = 15.0
 
 
+#: Most cells of an earlier kernel that a state names.
+_COUNTS: Final = 5000
+
+
 class _Found(NamedTuple):
     """What the images say."""
 
@@ -83,6 +87,8 @@ class Save:
         self._reason = reason
         self._supervisor = kernel.provisioner.supervisor
         self._warnings: list[str] = []
+        #: Counts of the notebook's cells before the save.
+        self._counts: dict[str, int] = {}
 
     async def run(self, run: Run) -> OperationResult:
         """Do it; called by :class:`~jupyter_gpu_ckpt.operations.Operations`."""
@@ -93,6 +99,8 @@ class Save:
         pid = self._pid()
         process = await in_thread(_look_at, pid)
         self._warnings += await self._keeper.policies.before_save(self._kernel)
+        # Before the freeze: none of these cells can have run after it.
+        self._counts = await self._keeper.sessions.counts(run.model.path)
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
             await in_thread(check_save, pid, probe)
@@ -242,6 +250,11 @@ class Save:
         )
         return dump, found
 
+    def _above(self, count: int | None) -> dict[str, int]:
+        """Cells with counts that this kernel had not come to: an earlier one's."""
+        above = [cell for cell in self._counts.items() if cell[1] > (count or 0)]
+        return dict(above[:_COUNTS])
+
     def _read(self, image_dir: Path, node_local: list[files.NodeLocalEntry]) -> _Found:
         pages = page_files(image_dir)
         return _Found(
@@ -281,6 +294,7 @@ class Save:
             execution_count=activity.execution_count,
             execution_state=activity.execution_state,
             in_flight_msg_id=activity.in_flight_msg_id,
+            other_counts=self._above(activity.execution_count),
             frozen_seconds=dump.frozen_seconds,
             mapped_files=msgspec.to_builtins(found.mapped),
             node_local=msgspec.to_builtins(node_local),

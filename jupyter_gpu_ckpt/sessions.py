@@ -64,10 +64,36 @@ class Sessions:
         changed = (await ensure_async(contents.get(path, content=False)))["last_modified"]
         if changed == unless:
             return None
-        # As a file: reading a notebook would check whether it is trusted, and say so in the log.
-        model = await ensure_async(contents.get(path, content=True, type="file", format="text"))
-        notebook = await in_thread(json.loads, model["content"])
+        notebook = await self._notebook(path)
         return notebook.get("metadata"), changed
+
+    async def counts(self, path: str | None) -> dict[str, int]:
+        """The execution count of each cell of a notebook as it was last written, by cell id.
+
+        Empty where it is no notebook, or cannot be read.
+        """
+        try:
+            found = await self._notebook(path)
+        except Exception as error:  # a contents manager may raise anything
+            self._log.debug("The cells of %s cannot be read: %s", path, error)
+            return {}
+        cells = found.get("cells") if isinstance(found, dict) else None
+        return {
+            cell["id"]: cell["execution_count"]
+            for cell in (cells if isinstance(cells, list) else ())
+            if isinstance(cell, dict)
+            and isinstance(cell.get("id"), str)
+            and isinstance(cell.get("execution_count"), int)
+        }
+
+    async def _notebook(self, path: str | None) -> Any:
+        if path is None or not path.endswith(".ipynb"):
+            return None
+        # As a file: reading a notebook would check whether it is trusted, and say so in the log.
+        model = await ensure_async(
+            self._sessions.contents_manager.get(path, content=True, type="file", format="text")
+        )
+        return await in_thread(json.loads, model["content"])
 
     async def launch_arguments(self, path: str | None) -> dict[str, Any]:
         """What a session for this path gives a kernel at its start: folder and environment."""

@@ -106,6 +106,21 @@ class GpuCkpt(PlaceSettings):
         help="How many kernels 'always' restores at the same time, most recently saved first; "
         "default 2.",
     )
+    refresh_environment = List(
+        Unicode(),
+        [
+            "AWS_CONTAINER_*",
+            "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "KRB5CCNAME",
+            "SLURM_*",
+            "SSH_AUTH_SOCK",
+        ],
+        config=True,
+        help="Patterns (case-sensitive, * and ? as in file names) of environment variables that a "
+        "restored Python kernel gets anew from the server that restored it: tokens and places "
+        "that belong to a node, a job or a server. What GpuCkptProvisioner.scrub_environment "
+        "names stays out. A variable that the notebook itself has set is left alone.",
+    )
     lease_interval = Float(
         10.0, config=True, help="Seconds between renewals of a kernel's lease; default 10."
     )

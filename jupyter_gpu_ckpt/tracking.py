@@ -7,6 +7,7 @@ from typing import Any
 
 from .capture.supervisor import Supervisor
 from .deaths import DeathPolicy
+from .models import RestoredFrom
 from .provisioner import GpuCkptProvisioner
 from .watch import Activity, KernelWatch, WatchListener
 
@@ -40,6 +41,8 @@ class TrackedKernel:
         #: Whether its process was ended until somebody needs the kernel.
         self.is_hibernated = False
         self.watch: KernelWatch | None = None
+        #: The state that the process came out of.
+        self.restored_from: RestoredFrom | None = None
 
     @property
     def km(self) -> Any:
@@ -57,6 +60,16 @@ class TrackedKernel:
         """Process id of the kernel, ``None`` when it has ended."""
         supervisor = self.provisioner.supervisor
         return None if supervisor is None or supervisor.poll() is not None else supervisor.pid
+
+    def last_count(self) -> int | None:
+        """How far the cells were counted that this kernel ran, over all its restores, if known."""
+        before = self.restored_from
+        if before is not None and before.last_execution_count is None:
+            return None
+        counts = [before.last_execution_count if before is not None else None]
+        if self.watch is not None:
+            counts.append(self.watch.now.execution_count)
+        return max((count for count in counts if count is not None), default=0)
 
     def listen(self, activity: Activity | None = None) -> KernelWatch:
         """Follow what the kernel does; ``activity`` is what it does now (default: nothing)."""
@@ -149,6 +162,7 @@ class Tracker:
             self._kernels[kernel.kernel_id] = kernel
         if restored is None:
             kernel.policy.started_fresh()
+            kernel.restored_from = None
         kernel.listen(restored.activity if restored is not None else None)
         self._on_started(kernel)
 

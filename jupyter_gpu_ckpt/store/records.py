@@ -30,6 +30,7 @@ class StateMeta(msgspec.Struct, kw_only=True):
     execution_count: int | None = None
     execution_state: str = "idle"
     in_flight_msg_id: str | None = None
+    other_counts: dict[str, int] = {}
     frozen_seconds: float = 0.0
     mapped_files: list[dict[str, Any]] = []
     node_local: list[dict[str, Any]] = []
