@@ -117,6 +117,34 @@ def save(
 
 
 @cli.command()
+@click.argument("kernel")
+@wait_options
+@server_options
+def hibernate(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
+    """Save KERNEL and end its process until somebody needs it."""
+    server, found = target.kernel(kernel)
+
+    def start() -> Operation:
+        return server.post(Operation, "kernels", found.id, "hibernate")
+
+    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+
+
+@cli.command()
+@click.argument("kernel")
+@wait_options
+@server_options
+def wake(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
+    """Bring the hibernated KERNEL back; running a cell does it too."""
+    server, found = target.kernel(kernel)
+
+    def start() -> Operation:
+        return server.post(Operation, "kernels", found.id, "wake")
+
+    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+
+
+@cli.command()
 @click.option("--restore", "restore_it", metavar="KERNEL", help="Bring this lost kernel back.")
 @click.option("--dismiss", metavar="KERNEL", help="Stop offering it; its states stay.")
 @wait_options

@@ -44,6 +44,10 @@ export class Actions {
     const { kernel, operation } = model.entry(kernelId);
     if (operation) {
       await this._offerCancel(operation);
+    } else if (kernel?.execution_state === 'hibernated') {
+      await this._run(trans.__('Waking the Kernel Failed'), api =>
+        api.wake(kernelId)
+      );
     } else if (kernel) {
       await this.save(kernelId);
     }
@@ -53,6 +57,13 @@ export class Actions {
   async save(kernelId: string): Promise<void> {
     await this._run(this._options.trans.__('Saving Kernel State Failed'), api =>
       api.save(kernelId)
+    );
+  }
+
+  /** Save a kernel and end its process until it is needed. */
+  async hibernate(kernelId: string): Promise<void> {
+    await this._run(this._options.trans.__('Hibernating Failed'), api =>
+      api.hibernate(kernelId)
     );
   }
 

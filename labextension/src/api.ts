@@ -167,6 +167,19 @@ export class KernelStateAPI {
     );
   }
 
+  /** Save a kernel and end its process until it is needed. */
+  hibernate(kernelId: string): Promise<IOperation> {
+    return this._send(
+      'POST',
+      `/kernels/${encodeURIComponent(kernelId)}/hibernate`
+    );
+  }
+
+  /** Bring a hibernated kernel back. */
+  wake(kernelId: string): Promise<IOperation> {
+    return this._send('POST', `/kernels/${encodeURIComponent(kernelId)}/wake`);
+  }
+
   /** The states of a kernel or of a notebook, newest first. */
   states(of: { kernel?: string; path?: string }): Promise<IState[]> {
     const query = new URLSearchParams(of as Record<string, string>);

@@ -9,12 +9,13 @@ import type {
 import type { Actions, ITarget } from './actions';
 import { showDetails } from './dialogs/details';
 import { faceOf } from './face';
-import { restoreIcon, saveIcon } from './icons';
+import { hibernatedIcon, restoreIcon, saveIcon } from './icons';
 import type { LostKernels } from './lost';
 import type { KernelStates } from './model';
 
 export namespace CommandIDs {
   export const save = 'gpu-ckpt:save';
+  export const hibernate = 'gpu-ckpt:hibernate';
   export const restore = 'gpu-ckpt:restore';
   export const showLost = 'gpu-ckpt:show-lost';
 }
@@ -69,6 +70,26 @@ export function addCommands(options: IOptions): void {
     }
   });
 
+  commands.addCommand(CommandIDs.hibernate, {
+    label: trans.__('Hibernate Kernel'),
+    caption: trans.__(
+      'Save the kernel and free its memory; it wakes by itself when a cell is run'
+    ),
+    icon: args => (args.runningPanel ? hibernatedIcon : undefined),
+    describedBy: { args: argsSchema(trans) },
+    isEnabled: args => {
+      const { kernelId } = target(args);
+      const state = kernelId && model.entry(kernelId).kernel?.execution_state;
+      return !!kernelId && state !== 'hibernated';
+    },
+    execute: async args => {
+      const { kernelId } = target(args);
+      if (kernelId) {
+        await actions.hibernate(kernelId);
+      }
+    }
+  });
+
   commands.addCommand(CommandIDs.restore, {
     label: trans.__('Restore Kernel State…'),
     caption: trans.__('Choose one of the saved states of this notebook'),
@@ -92,6 +113,7 @@ export function addCommands(options: IOptions): void {
 
   const refresh = () => {
     commands.notifyCommandChanged(CommandIDs.save);
+    commands.notifyCommandChanged(CommandIDs.hibernate);
     commands.notifyCommandChanged(CommandIDs.restore);
   };
   app.shell.currentChanged?.connect(refresh);

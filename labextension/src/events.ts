@@ -29,7 +29,7 @@ export interface IKernelEvent {
   kernel_id: string;
   path: string | null;
   state_id: string | null;
-  cause: 'death' | 'user' | 'lost' | null;
+  cause: 'death' | 'user' | 'lost' | 'wake' | null;
   in_flight_msg_id: string | null;
   execution_count: number | null;
   message: string | null;

@@ -2,13 +2,25 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 
 import { formatAge, formatPercent } from './format';
-import { restoreIcon, savedIcon, saveIcon, unavailableIcon } from './icons';
+import {
+  hibernatedIcon,
+  restoreIcon,
+  savedIcon,
+  saveIcon,
+  unavailableIcon
+} from './icons';
 import type { IKernelEntry } from './model';
 import type { IErrorBody } from './request';
 
 /** What the toolbar button shows. */
 export interface IFace {
-  state: 'ready' | 'saving' | 'saved' | 'unavailable' | 'restoring';
+  state:
+    | 'ready'
+    | 'saving'
+    | 'saved'
+    | 'unavailable'
+    | 'restoring'
+    | 'hibernated';
   icon: LabIcon;
   /** Text beside the icon, `undefined` for none. */
   label?: string;
@@ -70,6 +82,15 @@ export function faceOf(
       icon: saveIcon,
       title: trans.__('Looking whether this kernel can be saved…'),
       announcement: ''
+    };
+  }
+  if (kernel.execution_state === 'hibernated') {
+    return {
+      state: 'hibernated',
+      icon: hibernatedIcon,
+      label: trans.__('Hibernated'),
+      title: trans.__('Hibernated; wakes on the next run (click to wake)'),
+      announcement: trans.__('Kernel hibernated')
     };
   }
   if (!kernel.savable) {

@@ -1,5 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
+import hibernatedSvg from '../style/icons/hibernated.svg';
 import restoreSvg from '../style/icons/restore.svg';
 import saveSvg from '../style/icons/save.svg';
 import savedSvg from '../style/icons/saved.svg';
@@ -15,6 +16,12 @@ export const saveIcon = new LabIcon({
 export const savedIcon = new LabIcon({
   name: 'jupyter-gpu-ckpt:saved',
   svgstr: savedSvg
+});
+
+/** A kernel that was saved and stopped until it is needed. */
+export const hibernatedIcon = new LabIcon({
+  name: 'jupyter-gpu-ckpt:hibernated',
+  svgstr: hibernatedSvg
 });
 
 /** A state that is or can be restored. */

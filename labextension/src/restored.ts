@@ -32,7 +32,10 @@ export class RestoredKernels {
 
   private async _onRestored(event: IKernelEvent): Promise<void> {
     const { kernel_id, state_id, in_flight_msg_id, cause } = event;
-    this._pending.abandonUnknown(kernel_id, state_id, in_flight_msg_id);
+    if (cause !== 'wake') {
+      // What was sent to a hibernated kernel is delivered to it.
+      this._pending.abandonUnknown(kernel_id, state_id, in_flight_msg_id);
+    }
     refreshStatus(this._options.pages.ofKernel(kernel_id));
     if (cause === 'death' && this._concerns(kernel_id)) {
       await this._tell(event);
@@ -42,7 +45,8 @@ export class RestoredKernels {
   private _onFailed(event: IKernelEvent): void {
     const { notices, trans } = this._options;
     const { kernel_id, cause, message } = event;
-    // What the user asked for is answered by its operation.
+    // What the user asked for is answered by its operation, and the cell that
+    // should have woken a hibernated kernel says why it did not.
     if (cause === 'death' && this._concerns(kernel_id)) {
       notices.error(
         trans.__('Restoring Kernel State Failed'),

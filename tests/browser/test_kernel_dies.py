@@ -158,3 +158,22 @@ def run_and_read(page: NotebookPage, cell: int) -> str:
         re.compile(r"\[\d+\]:")
     )
     return page.output(cell)
+
+
+def test_a_hibernated_kernel_wakes_for_a_cell_on_the_same_page(
+    server: JupyterServer, open_page: OpenPage
+) -> None:
+    path = server.home.add_notebook("sleepy.ipynb", ["x = 41", "print(x + 1)"])
+    page = open_page(server)
+    page.open(path)
+    page.run_cell(0)
+    kernel_id = kernel_of(server, path)
+    page.menu("Kernel", "Hibernate Kernel")
+    expect(page.button).to_have_attribute("data-state", "hibernated", timeout=30_000)
+    expect(page.button).to_contain_text("Hibernated")
+    page.run_cell(1)
+    page.wait_output(1, "42")
+    assert page.prompt(1) == "[2]:"
+    expect(page.button).to_have_attribute("data-state", "saved")
+    assert kernel_of(server, path) == kernel_id
+    expect(page.page.locator(".jp-Dialog")).to_have_count(0)

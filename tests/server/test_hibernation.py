@@ -12,6 +12,7 @@ import pytest
 from tests.harness.client import EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 from tests.server.rest import Api
+from tests.server.shell import Shell
 
 Start = Callable[..., KernelClient]
 
@@ -80,7 +81,7 @@ def test_frees_the_memory_and_wakes_for_a_cell(
 
 
 def test_saves_only_what_changed_and_wakes_for_a_page(
-    server: JupyterServer, api: Api, start: Start
+    server: JupyterServer, api: Api, lasting_home: Home, start: Start
 ) -> None:
     kernel = start()
     kernel.run("x = 41")
@@ -91,9 +92,10 @@ def test_saves_only_what_changed_and_wakes_for_a_page(
     page = server.client.connect(kernel.id)
     is_idle(api, kernel)
     assert page.run("x += 1; print(x)") == "42"
-    newer = hibernate(api, kernel)
+    shell = Shell(lasting_home)
+    newer = shell.json("hibernate", kernel.id)["result"]["state_id"]
     assert newer != saved
-    assert api.done(f"/kernels/{kernel.id}/wake")["state_id"] == newer
+    assert shell.json("wake", kernel.id)["result"]["state_id"] == newer
     assert api.error("POST", f"/kernels/{kernel.id}/wake", 400)["reason"] == "bad_request"
     assert kernel.run("print(x)") == "42"
 

@@ -49,6 +49,19 @@ describe('faceOf', () => {
     );
   });
 
+  it('shows that a kernel is hibernated', () => {
+    const kernel = aKernel({
+      execution_state: 'hibernated',
+      savable: false,
+      error: anError(),
+      last_state: aState()
+    });
+    const shown = face({ kernel });
+    expect(shown.state).toBe('hibernated');
+    expect(shown.title).toContain('wakes on the next run');
+    expect(shown.error).toBeUndefined();
+  });
+
   it('says why a kernel cannot be saved, and what helps', () => {
     const error = anError({ hint: 'Ask the administrator.' });
     const shown = face({ kernel: aKernel({ savable: false, error }) });
