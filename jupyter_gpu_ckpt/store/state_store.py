@@ -213,18 +213,6 @@ class StateStore(Upkeep):
             reader.at_close(stack.pop_all())
             return reader
 
-    def materialise(
-        self,
-        state_id: str,
-        dest: Path,
-        *,
-        progress: Progress | None = None,
-        cancel: threading.Event | None = None,
-    ) -> None:
-        """Rebuild a state's image directory, whole; see :meth:`StateReader.extract`."""
-        with self.open(state_id) as reader:
-            reader.extract(Path(dest), progress=progress, cancel=cancel)
-
     def verify(
         self,
         state_id: str,

@@ -16,6 +16,7 @@ from jupyter_gpu_ckpt.store import StateStore
 from tests.harness.client import KernelClient
 from tests.harness.server import Home, JupyterServer
 from tests.server.rest import Api
+from tests.store.conftest import extract
 
 Start = Callable[..., KernelClient]
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -46,7 +47,7 @@ class Saved:
     def rewrite(self, workspace: Path, **changes: object) -> str:
         """Write the good state once more with another description, as another node would."""
         images = workspace / "images"
-        self.store.materialise(self.good, images)
+        extract(self.store, self.good, images)
         meta = msgspec.structs.replace(self.store.state(self.good).meta, **changes)
         with self.store.begin(self.kernel.id) as writer:
             writer.add_tree(images)
@@ -203,7 +204,7 @@ def test_a_kernel_that_is_being_saved(saved: Saved) -> None:
 
 def test_a_state_of_another_user(saved: Saved, lasting_home: Home, tmp_path: Path) -> None:
     images = tmp_path / "images"
-    saved.store.materialise(saved.good, images)
+    extract(saved.store, saved.good, images)
     somebody = StateStore(lasting_home.store, "somebody-else")
     with somebody.begin(saved.kernel.id) as writer:
         writer.add_tree(images)
@@ -215,7 +216,7 @@ def test_a_state_of_another_user(saved: Saved, lasting_home: Home, tmp_path: Pat
     assert somebody.state(theirs).id == theirs
     # Collecting garbage is each owner's own matter, too.
     saved.api.post("/gc")
-    somebody.materialise(theirs, tmp_path / "again")
+    extract(somebody, theirs, tmp_path / "again")
     saved.assert_nothing_lost()
 
 

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,12 @@ def make_meta(kernel_id: str = KERNEL, path: str | None = "work/a.ipynb") -> Sta
 def noise(size: int, seed: int = 0) -> bytes:
     """Bytes that do not compress."""
     return random.Random(seed).randbytes(size)
+
+
+def extract(store: StateStore, state_id: str, dest: Path, **how: Any) -> None:
+    """Rebuild a state's image directory, whole; `how` is for :meth:`.StateReader.extract`."""
+    with store.open(state_id) as reader:
+        reader.extract(dest, **how)
 
 
 def snapshot(folder: Path) -> dict[bytes, tuple[int, bytes | None]]:

@@ -23,7 +23,7 @@ from jupyter_gpu_ckpt.store.owner import open_owner
 from jupyter_gpu_ckpt.store.packs import LocalPacks, read_footer
 from jupyter_gpu_ckpt.store.seal import NullSealing
 
-from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
+from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files, snapshot
 
 Damage = Callable[[Path], object]
 
@@ -66,14 +66,14 @@ def test_manifest(
     ((listed, _, why),) = store.damaged()
     assert listed == bad.id
     assert "manifest" in why
-    for call in (lambda: store.state(bad.id), lambda: store.materialise(bad.id, tmp_path / "b")):
+    for call in (lambda: store.state(bad.id), lambda: extract(store, bad.id, tmp_path / "b")):
         with pytest.raises(CkptError) as caught:
             call()
         assert caught.value.reason == "state_damaged"
         assert bad.id in caught.value.message
     assert not (tmp_path / "b").exists()
     collect_all(store)
-    store.materialise(older.id, tmp_path / "older")
+    extract(store, older.id, tmp_path / "older")
     assert snapshot(tmp_path / "older") == snapshot(image)
     store.delete(bad.id)
     assert store.damaged() == []
@@ -146,7 +146,7 @@ def test_altered_bytes(
     flip(path, {"first": begin, "middle": (begin + end) // 2, "last": end - 9}[where])
     named = "list of blocks" if which == "index" else which
     with pytest.raises(CkptError, match=named) as caught:
-        store.materialise(record.id, tmp_path / "back")
+        extract(store, record.id, tmp_path / "back")
     assert caught.value.reason == "state_damaged"
     assert caught.value.hint
     assert not (tmp_path / "back").exists()
@@ -186,7 +186,7 @@ def test_a_pack_that_is_cut_off_or_missing(
     else:
         victim.unlink()
     with pytest.raises(CkptError, match=r"pages-1\.img at byte .*(missing|cut off)"):
-        store.materialise(record.id, tmp_path / "back")
+        extract(store, record.id, tmp_path / "back")
     result = store.verify(record.id)
     assert victim.stem in result.footers
     assert all(victim.stem in lost.why for lost in result.lost)
@@ -215,7 +215,7 @@ def test_a_damaged_footer_loses_nothing(
             second = writer.commit(make_meta())
         assert second.stored_size > 1 << 20
         flip(path, at)
-        again.materialise(second.id, tmp_path / str(at))
+        extract(again, second.id, tmp_path / str(at))
         assert snapshot(tmp_path / str(at)) == snapshot(two_files)
 
 
@@ -227,7 +227,7 @@ def test_a_pack_lost_with_the_machine_is_not_counted_on(
     for file in pack_files(store.root):
         file.write_bytes(b"")
     record = save(image)
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
 
 
@@ -240,7 +240,7 @@ def test_what_a_check_found_damaged_is_stored_again(
     assert store.verify(record.id).lost
     again = save(two_files)
     assert store.verify(again.id).lost == []
-    store.materialise(again.id, tmp_path / "back")
+    extract(store, again.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(two_files)
 
 
@@ -334,7 +334,7 @@ def test_a_byte_at_the_end_of_a_block_is_noticed_or_of_no_effect(
     path, _, end = place_of(store, record.id, "text.img")
     flip(path, end - at)
     try:
-        store.materialise(record.id, tmp_path / "back")
+        extract(store, record.id, tmp_path / "back")
     except CkptError as error:
         assert error.reason == "state_damaged"
     else:

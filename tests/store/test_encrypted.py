@@ -17,7 +17,7 @@ from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateRecord, StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 from jupyter_gpu_ckpt.tracking import Tracker
 
-from .conftest import KERNEL, collect_all, make_meta, noise, pack_files, snapshot
+from .conftest import KERNEL, collect_all, extract, make_meta, noise, pack_files, snapshot
 
 SECRET = b"the password is hunter2 "
 
@@ -44,7 +44,7 @@ def save(store: StateStore, image: Path, kernel_id: str = KERNEL) -> StateRecord
 
 def comes_back(store: StateStore, state: StateRecord, image: Path, tmp_path: Path) -> bool:
     dest = tmp_path / f"back-{os.urandom(4).hex()}"
-    store.materialise(state.id, dest)
+    extract(store, state.id, dest)
     return snapshot(dest) == snapshot(image)
 
 
@@ -85,7 +85,7 @@ def test_nothing_can_be_read_from_a_stolen_store(
     for call in (
         lambda: store.state(state.id),
         lambda: store.open(state.id),
-        lambda: store.materialise(state.id, tmp_path / "x"),
+        lambda: extract(store, state.id, tmp_path / "x"),
         lambda: store.verify(state.id),
     ):
         assert reason(call) == "key_missing"

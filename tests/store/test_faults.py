@@ -16,7 +16,17 @@ from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.store.layout import sync_dir
 
-from .conftest import KERNEL, Save, collect_all, disk_bytes, make_meta, noise, pack_files, snapshot
+from .conftest import (
+    KERNEL,
+    Save,
+    collect_all,
+    disk_bytes,
+    extract,
+    make_meta,
+    noise,
+    pack_files,
+    snapshot,
+)
 
 
 @pytest.fixture
@@ -45,7 +55,7 @@ def test_disk_full_while_saving(small_disk: Path, image: Path, tmp_path: Path) -
     # Folders for packs may stay; what was in them may not.
     assert store.usage() <= before + 256 * 4096
     assert disk_bytes(small_disk) <= before
-    store.materialise(kept.id, tmp_path / "back")
+    extract(store, kept.id, tmp_path / "back")
     (image / "huge").unlink()
     assert snapshot(tmp_path / "back") == snapshot(image)
     with store.begin(KERNEL) as writer:
@@ -98,7 +108,7 @@ def test_disk_full_while_reading_back(small_disk: Path, store: StateStore, save:
     (source / "pages-1.img").write_bytes(noise(20 << 20))
     record = save(source)
     with pytest.raises(CkptError) as caught:
-        store.materialise(record.id, small_disk / "spool")
+        extract(store, record.id, small_disk / "spool")
     assert caught.value.reason == "no_space"
     assert list(small_disk.iterdir()) == []
 
@@ -158,7 +168,7 @@ def test_read_only_file_system(
                 call()
             assert caught.value.reason == "store_unavailable"
             assert "ead-only" in caught.value.message
-        store.materialise(record.id, tmp_path / "back")
+        extract(store, record.id, tmp_path / "back")
         assert store.states() == [record]
     finally:
         subprocess.run(["umount", root], check=True)
@@ -210,7 +220,8 @@ def test_cancel_while_reading_back(store: StateStore, save: Save, tmp_path: Path
     record = save(source)
     cancel = threading.Event()
     with pytest.raises(CkptError) as caught:
-        store.materialise(
+        extract(
+            store,
             record.id,
             tmp_path / "back",
             progress=lambda done, total: cancel.set(),
@@ -218,7 +229,7 @@ def test_cancel_while_reading_back(store: StateStore, save: Save, tmp_path: Path
         )
     assert caught.value.reason == "cancelled"
     assert not (tmp_path / "back").exists()
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
 
 
 def test_a_failing_progress_callback_ends_the_save(store: StateStore, image: Path) -> None:
@@ -245,7 +256,7 @@ def test_abort_leaves_what_others_use(
     third.abort()
     record = second.commit(make_meta())
     (image / "alone").unlink()
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
     assert collect_all(store).packs == 0
 
@@ -261,5 +272,5 @@ def test_abort_twice_and_after_commit(store: StateStore, image: Path, tmp_path: 
     writer.add_tree(image)
     record = writer.commit(make_meta())
     writer.abort()
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert os.listdir(tmp_path / "back")

@@ -16,7 +16,7 @@ from blake3 import blake3
 from jupyter_gpu_ckpt.store import StateStore
 
 from . import format2
-from .conftest import KERNEL, make_meta
+from .conftest import KERNEL, extract, make_meta
 
 DATA = Path(__file__).parent / "data" / "format-2"
 PAGE = 4096
@@ -153,7 +153,7 @@ def test_it_is_read(written: Path, tmp_path: Path) -> None:
     assert second.stored_size < 3 * PAGE
     for record, image in zip((first, second), format2.images(), strict=True):
         back = tmp_path / record.id
-        store.materialise(record.id, back)
+        extract(store, record.id, back)
         assert {path.name: path.read_bytes() for path in back.iterdir() if path.is_file()} == image
         assert (back / "one").stat().st_mtime_ns == 1_000_000_007
         assert (back / "node-local" / "run.sh").stat().st_mode & 0o777 == 0o755

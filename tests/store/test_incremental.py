@@ -18,7 +18,7 @@ from jupyter_gpu_ckpt.store.codec import Scratch
 from jupyter_gpu_ckpt.store.packs import state_of_pack
 from jupyter_gpu_ckpt.store.tree import Layout
 
-from .conftest import KERNEL, make_meta, noise, pack_files, snapshot
+from .conftest import KERNEL, extract, make_meta, noise, pack_files, snapshot
 
 PAGE = 4096
 MIB = 1 << 20
@@ -133,7 +133,7 @@ def test_any_chain_of_saves(
         parent = made[wanted].id if wanted is not None and wanted < len(made) else None
         made.append(save_memory(store, memory, folder / str(number), parent))
     for number, record in enumerate(made):
-        store.materialise(record.id, folder / "back")
+        extract(store, record.id, folder / "back")
         assert snapshot(folder / "back") == snapshot(folder / str(number))
         shutil.rmtree(folder / "back")
         assert store.verify(record.id).lost == []
@@ -204,7 +204,7 @@ def test_a_state_never_counts_on_too_many_saves(
         assert len(saves) == min(number + 1, 12)
     # The smallest are stored anew, so that no save is a large one again.
     assert max(sizes[1:]) < 6 * PAGE
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(source)
 
 
@@ -231,7 +231,7 @@ def test_a_pack_of_which_little_is_left_is_given_up(tmp_path: Path) -> None:
     # Below a quarter of it is used: the next state has nothing of it any more.
     assert min(map(min, shares)) == pytest.approx(0.2, abs=0.01)
     assert not any(pack.startswith(first) for pack in used)
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(source)
 
 
@@ -251,7 +251,7 @@ def test_equal_contents_are_stored_once(tmp_path: Path) -> None:
         writer.add_tree(source)
         record = writer.commit(make_meta())
     assert record.stored_size < 0.1 * MIB
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(source)
 
 
@@ -300,7 +300,7 @@ def test_the_parent_may_be_a_state_of_another_kernel(tmp_path: Path) -> None:
     # What it shares is its own as much as the other's.
     store.delete(first.id)
     store.gc(grace_seconds=0)
-    store.materialise(second.id, tmp_path / "back")
+    extract(store, second.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(source)
 
 
@@ -319,7 +319,7 @@ def test_a_parent_that_is_deleted_during_the_save(tmp_path: Path) -> None:
         store.gc(grace_seconds=0)
         second = writer.commit(make_meta())
     store.gc(grace_seconds=0)
-    store.materialise(second.id, tmp_path / "back")
+    extract(store, second.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(source)
     store.delete(second.id)
     store.gc(grace_seconds=0)
@@ -362,5 +362,5 @@ def test_layouts_that_fit_badly(tmp_path: Path) -> None:
         with store.begin(KERNEL) as writer:
             writer.add_tree(source, layout=lambda path, s=segments: Layout("mm", s))  # type: ignore[misc]
             record = writer.commit(make_meta())
-        store.materialise(record.id, tmp_path / str(number))
+        extract(store, record.id, tmp_path / str(number))
         assert snapshot(tmp_path / str(number)) == snapshot(source)

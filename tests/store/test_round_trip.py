@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jupyter_gpu_ckpt.store import StateStore
 
-from .conftest import KERNEL, Save, make_meta, noise, snapshot
+from .conftest import KERNEL, Save, extract, make_meta, noise, snapshot
 
 MIB = 1 << 20
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 def test_every_kind_of_file(store: StateStore, save: Save, image: Path, tmp_path: Path) -> None:
     os.utime(image / "one", ns=(1_000_000_007, 1_000_000_007))
     record = save(image)
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
     assert (tmp_path / "back" / "one").stat().st_mtime_ns == 1_000_000_007
     assert record.size == sum(p.stat().st_size for p in image.rglob("*") if p.is_file())
@@ -34,10 +34,10 @@ def test_into_an_empty_folder_but_never_into_a_full_one(
 ) -> None:
     record = save(image)
     (tmp_path / "empty").mkdir()
-    store.materialise(record.id, tmp_path / "empty")
+    extract(store, record.id, tmp_path / "empty")
     assert snapshot(tmp_path / "empty") == snapshot(image)
     with pytest.raises(Exception, match="not empty"):
-        store.materialise(record.id, tmp_path / "empty")
+        extract(store, record.id, tmp_path / "empty")
     assert snapshot(tmp_path / "empty") == snapshot(image)
 
 
@@ -51,7 +51,7 @@ def test_huge_sparse_file_stays_sparse(store: StateStore, save: Save, tmp_path: 
             file.write(content)
     record = save(source)
     back = tmp_path / "back"
-    store.materialise(record.id, back)
+    extract(store, record.id, back)
     found = (back / "memfd").stat()
     assert found.st_size == record.size == 5 * 2**30
     assert found.st_blocks <= (source / "memfd").stat().st_blocks
@@ -66,7 +66,7 @@ def test_names_that_are_not_text(
     store: StateStore, save: Save, image: Path, tmp_path: Path
 ) -> None:
     (Path(os.fsdecode(os.fsencode(image) + b"/caf\xe9 \n"))).write_bytes(b"x")
-    store.materialise(save(image).id, tmp_path / "back")
+    extract(store, save(image).id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
 
 
@@ -78,7 +78,7 @@ def test_an_image_may_be_used_up_while_it_is_stored(
         writer.add_tree(image, consume=True)
         record = writer.commit(make_meta())
     assert (image / "pages-1.img").stat().st_blocks * 512 < MIB
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == before
 
 
@@ -90,8 +90,8 @@ def test_progress_goes_up_to_everything(store: StateStore, image: Path, tmp_path
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1] > 0
     seen.clear()
-    store.materialise(
-        record.id, tmp_path / "back", progress=lambda done, total: seen.append((done, total))
+    extract(
+        store, record.id, tmp_path / "back", progress=lambda done, total: seen.append((done, total))
     )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1] > 0
@@ -151,7 +151,7 @@ def test_any_layout(
     with store.begin(KERNEL) as writer:
         writer.add_tree(source)
         record = writer.commit(make_meta())
-    store.materialise(record.id, scratch / "back")
+    extract(store, record.id, scratch / "back")
     assert snapshot(scratch / "back") == snapshot(source)
     shutil.rmtree(scratch)
 
@@ -176,7 +176,8 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with store.begin(KERNEL) as writer:
     writer.add_tree(Path(sys.argv[2]))
     record = writer.commit(make_meta())
-store.materialise(record.id, Path(sys.argv[3]))
+with store.open(record.id) as reader:
+    reader.extract(Path(sys.argv[3]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     result = subprocess.run(

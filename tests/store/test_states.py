@@ -12,7 +12,7 @@ import pytest
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import GcResult, KernelRecord, Lease, StateStore
 
-from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files
+from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files
 
 OTHER = "kernel_2"
 
@@ -80,7 +80,7 @@ def test_unknown_and_impossible_state_ids(
     for call in (
         lambda: store.state(state_id),
         lambda: store.delete(state_id),
-        lambda: store.materialise(state_id, tmp_path / "back"),
+        lambda: extract(store, state_id, tmp_path / "back"),
     ):
         with pytest.raises(CkptError) as caught:
             call()
@@ -117,7 +117,7 @@ def test_another_owners_state_is_unknown(
         with pytest.raises(CkptError, match="no saved state"):
             eve.delete(record.id)
         with pytest.raises(CkptError, match="no saved state"):
-            eve.materialise(record.id, tmp_path / "back")
+            extract(eve, record.id, tmp_path / "back")
     assert store.state(record.id) == record
 
 
@@ -155,7 +155,7 @@ def test_deleted_states_give_their_space_back(
     assert store.usage() == before
     assert store.gc() == dry
     assert before - store.usage() >= 3 << 20
-    store.materialise(first.id, tmp_path / "back")
+    extract(store, first.id, tmp_path / "back")
     store.delete(first.id)
     collect_all(store)
     assert pack_files(store.root) == set()
@@ -173,7 +173,7 @@ def test_a_collection_that_is_stopped_takes_nothing_it_should_not(
     assert store.gc(grace_seconds=0, stop=stop) == GcResult(0, 0)
     assert len(pack_files(store.root)) == before
     collect_all(store)
-    store.materialise(kept.id, image.parent / "again")
+    extract(store, kept.id, image.parent / "again")
 
 
 def test_everything_is_private_whatever_the_umask(
@@ -183,7 +183,7 @@ def test_everything_is_private_whatever_the_umask(
     try:
         record = save(image)
         store.put_kernel(KernelRecord(kernel_id=KERNEL, kernel_name="p", display_name="P"))
-        store.materialise(record.id, tmp_path / "back")
+        extract(store, record.id, tmp_path / "back")
     finally:
         os.umask(old)
     found = [root, *root.rglob("*")]

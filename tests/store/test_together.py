@@ -19,7 +19,7 @@ from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.store.layout import create_file, make_private_dir, move_into
 
-from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
+from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files, snapshot
 
 PRELUDE = """
 import sys
@@ -28,7 +28,7 @@ import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
-from tests.store.conftest import KERNEL, make_meta
+from tests.store.conftest import extract, KERNEL, make_meta
 store = StateStore(Path(sys.argv[1]), "ada", workers=2)
 """
 
@@ -70,7 +70,7 @@ while time.monotonic() < until:
         writer.add_tree(Path(sys.argv[2]))
         record = writer.commit(make_meta())
     target = Path(sys.argv[4]) / record.id
-    store.materialise(record.id, target)
+    extract(store, record.id, target)
     for path in Path(sys.argv[2]).iterdir():
         assert (target / path.name).read_bytes() == path.read_bytes(), path
         (target / path.name).unlink()
@@ -142,11 +142,11 @@ def test_a_writer_killed_at_any_point_leaves_only_garbage(
     assert {kept.id, *committed} <= listed
     assert store.damaged() == []
     for state in store.states():
-        store.materialise(state.id, tmp_path / "back" / state.id)
+        extract(store, state.id, tmp_path / "back" / state.id)
     assert store.gc(grace_seconds=3600).packs == 0, "the grace period has not passed"
     collect_all(store)
     for state in store.states():
-        store.materialise(state.id, tmp_path / "after" / state.id)
+        extract(store, state.id, tmp_path / "after" / state.id)
         assert snapshot(tmp_path / "after" / state.id) == snapshot(tmp_path / "back" / state.id)
         if state.id != kept.id:
             store.delete(state.id)
@@ -191,7 +191,7 @@ def test_a_running_writer_is_spared_whatever_the_grace(
     store.delete(old.id)
     store.gc(grace_seconds=0)
     record = writer.commit(make_meta())
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
 
 

@@ -15,7 +15,7 @@ from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.store.retention import Policy
 
-from .conftest import KERNEL, Save, collect_all, make_meta, noise, pack_files, snapshot
+from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files, snapshot
 
 
 def change(image: Path, seed: int) -> None:
@@ -37,7 +37,7 @@ def test_the_parent_may_be_deleted_while_a_save_builds_on_it(
     record = writer.commit(make_meta())
     assert record.parent == parent.id and record.stored_size < parent.stored_size / 50
     collect_all(store)
-    store.materialise(record.id, tmp_path / "back")
+    extract(store, record.id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
     store.delete(record.id)
     assert collect_all(store).packs == 2
@@ -229,7 +229,7 @@ def test_rules_are_applied_to_real_states(
     assert [state.id for state in left] == [states[n].id for n in (5, 4, 1, 0)]
     for state in left:
         assert store.verify(state.id).lost == []
-    store.materialise(states[5].id, tmp_path / "back")
+    extract(store, states[5].id, tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(image)
 
 

@@ -16,7 +16,7 @@ from jupyter_gpu_ckpt.store.records import KernelRecord, Lease, StateRecord
 from jupyter_gpu_ckpt.store.remote import RemoteFiles
 from jupyter_gpu_ckpt.store.tiers import TieredStore
 from tests.harness.s3 import Proxy, S3Server
-from tests.store.conftest import KERNEL, make_meta, noise, pack_files, snapshot
+from tests.store.conftest import KERNEL, extract, make_meta, noise, pack_files, snapshot
 from tests.store.remote.conftest import everywhere
 
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def wait_durable(store: TieredStore, state_id: str) -> None:
 
 
 def content(store: TieredStore, state_id: str, dest: Path) -> dict[bytes, tuple[int, bytes | None]]:
-    store.materialise(state_id, dest)
+    extract(store, state_id, dest)
     return snapshot(dest)
 
 
