@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 from benchmarks import idle, overhead, recovery, states, store
@@ -34,6 +36,9 @@ def main() -> None:
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("plain criu, which is compared with, needs root")
+    # Ended by a signal it still removes its folder, and ends its servers.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     rows: list[Row] = []
     with shared_folder("bench") as folder:
         for size in options.sizes:

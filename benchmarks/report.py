@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.intervals import Interval, interval
+
 CRIU_CANDIDATES = ("/opt/jupyter-gpu-ckpt/criu/criu", "/usr/local/sbin/criu", "/usr/sbin/criu")
 
 
@@ -23,29 +25,51 @@ class Row:
     theirs: list[float]
     limit: str
     unit: Literal["s", "MB"] = "s"
+    #: So many measurements in a row are of the same processes.
+    group: int = 1
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> Interval:
         """Median of the ratios of measurements taken one right after the other."""
-        return statistics.median(a / b for a, b in zip(self.ours, self.theirs, strict=True))
+        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
+        return interval([ratios[n : n + self.group] for n in range(0, len(ratios), self.group)])
+
+    @property
+    def verdict(self) -> str:
+        """Whether the limit is met, as far as the measurements say: else empty."""
+        parts = self.limit.split()
+        if len(parts) == 2 and parts[0] == "<=":
+            low, high = 0.0, float(parts[1])
+        elif parts[1:2] == ["+-"]:
+            low, high = float(parts[0]) - float(parts[2]), float(parts[0]) + float(parts[2])
+        else:
+            return ""
+        ratio = self.ratio
+        if low <= ratio.low and ratio.high <= high:
+            return "met"
+        return "not met" if ratio.high < low or ratio.low > high else "not resolved"
 
     def as_dict(self) -> dict[str, object]:
         return {
             "what": self.what, "other": self.other, "ours": self.ours, "theirs": self.theirs,
-            "ratio": self.ratio, "limit": self.limit, "unit": self.unit,
+            "ratio": self.ratio.median, "interval": [self.ratio.low, self.ratio.high],
+            "verdict": self.verdict, "limit": self.limit, "unit": self.unit,
         }  # fmt: skip
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| what | ours | compared with | | ratio | wanted |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| what | ours | compared with | | ratio (95 %) | wanted | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         ours, theirs = statistics.median(row.ours), statistics.median(row.theirs)
         if row.unit == "MB":
             ours, theirs = ours / 1e6, theirs / 1e6
         lines.append(
             f"| {row.what} | {ours:.3f} {row.unit} | {row.other} | {theirs:.3f} {row.unit} "
-            f"| {row.ratio:.3f} | {row.limit} |"
+            f"| {row.ratio} | {row.limit} | {row.verdict} |"
         )
     return "\n".join(lines)
 
