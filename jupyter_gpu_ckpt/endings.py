@@ -50,7 +50,7 @@ class Endings:
             When the server ends in any case, in monotonic seconds.
         """
         deadline = min(latest, time.monotonic() + self._policies.settings.shutdown_deadline)
-        unsaved = [work for work in self.kernels() if work.unsaved_since is not None]
+        unsaved = self.unsaved()
         if unsaved and await self._keeper.ability.error() is None:
             self._keeper.log.info("Saving %d kernels before the server stops", len(unsaved))
             message = "The server stopped before the kernel could be saved."
@@ -62,6 +62,14 @@ class Endings:
     def kernels(self) -> list[Work]:
         """The kernels that are saved before the server ends, if there is something to save."""
         return [w for w in self._policies.works() if w.policy.enabled and w.policy.before_shutdown]
+
+    def unsaved(self) -> list[Work]:
+        """Those of :meth:`kernels` with something that no state holds, by all they have said."""
+        works = self.kernels()
+        for work in works:
+            if (watch := work.kernel.watch) is not None:
+                _ = watch.now  # takes in what has arrived: kernels are heard in batches
+        return [work for work in works if work.unsaved_since is not None]
 
     async def save_all(
         self, works: list[Work], deadline: float, reason: str, message: str

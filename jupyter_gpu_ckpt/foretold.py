@@ -121,7 +121,7 @@ class Foretold:
             # What is done after this is saved as late as possible.
             if (wait := self._deadline - self._needed() - time.monotonic()) > 0:
                 await asyncio.sleep(wait)
-                if any(work.unsaved_since is not None for work in self._endings.kernels()):
+                if self._endings.unsaved():
                     await self._round(ending, enough)
         except Exception:
             self._keeper.log.exception("Saving before the end of the server failed")
@@ -138,7 +138,7 @@ class Foretold:
         """Save what is unsaved, and have it uploaded."""
         ending.phase = "saving"
         works = self._endings.kernels()
-        unsaved = [work for work in works if work.unsaved_since is not None]
+        unsaved = self._endings.unsaved()
         failed: dict[str, str] = {}
         if unsaved:
             failed = await self._endings.save_all(unsaved, self._deadline, "preemption", _NO_TIME)
