@@ -115,6 +115,23 @@ export interface IOperation {
   error: IErrorBody | null;
 }
 
+/** The state that a running kernel came out of. */
+export interface IRestoredFrom {
+  state_id: string;
+  /** When the state was saved. */
+  created: string;
+  /** When it was restored. */
+  restored: string;
+  cause: 'death' | 'user' | 'lost' | 'wake';
+  /** How far cells were counted at the save, the one that ran then included. */
+  execution_count: number | null;
+  in_flight_msg_id: string | null;
+  /** How far they were counted at the end of the kernel that it replaced, if known. */
+  last_execution_count: number | null;
+  /** Cells, by id, that had higher counts at the save: an earlier kernel's. */
+  other_counts: Record<string, number>;
+}
+
 /** A running kernel, and whether it can be saved (if not, `error` says why). */
 export interface IKernel {
   id: string;
@@ -126,6 +143,8 @@ export interface IKernel {
   error: IErrorBody | null;
   last_state: IState | null;
   operation: IOperation | null;
+  /** `null` for a kernel that was started empty. */
+  restored_from: IRestoredFrom | null;
 }
 
 /** A kernel that ended without an orderly shutdown and has a state. */

@@ -61,6 +61,16 @@ export function formatAge(
   return Time.formatHuman(when, style === 'narrow' ? 'short' : 'long');
 }
 
+/** The time of day, with the date where it is another than today. */
+export function formatTime(when: string): string {
+  const date = new Date(when);
+  const today = date.toDateString() === new Date().toDateString();
+  return new Intl.DateTimeFormat(language(), {
+    dateStyle: today ? undefined : 'medium',
+    timeStyle: 'short'
+  }).format(date);
+}
+
 /** What pages call the session of a console that belongs to no file. */
 const CONSOLE = /^console-(\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 

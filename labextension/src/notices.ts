@@ -14,6 +14,26 @@ const LONGEST_MESSAGE = 140;
 /** How long a success stays on screen, in milliseconds. */
 const SUCCESS_SHOWN = 6000;
 
+/** For how long a notice counts as shown before the page has drawn it, in milliseconds. */
+const DRAWING = 3000;
+
+/** What a page has said of the last restore of a kernel: one notice. */
+interface IRestoreNotice {
+  id: string;
+  at: number;
+  /** That it was restored. */
+  message: string;
+  actions: Notification.IAction[];
+  /** Tell anew of the cells that are undone, where that was told. */
+  tellGap?: () => void;
+}
+
+/** What the user can do about cells that are undone. */
+export interface IGapActions {
+  runAgain: () => void;
+  dismiss: () => void;
+}
+
 /** Tells the user how operations go and end. */
 export class Notices {
   constructor(
@@ -111,11 +131,13 @@ export class Notices {
   /**
    * Tell that a kernel died and was brought back.
    *
+   * @param kernelId - the kernel
    * @param age - how long ago its state was saved, `null` where not known
    * @param details - what else is to be known, as that a newer state is damaged
    * @param startFresh - called when the user wants a fresh kernel instead
    */
   restored(
+    kernelId: string,
     age: string | null,
     details: string | null,
     startFresh: () => void
@@ -124,19 +146,89 @@ export class Notices {
     const message = age
       ? trans.__('The kernel died and was restored to its state saved %1.', age)
       : trans.__('The kernel died and was restored to its saved state.');
-    Notification.warning(message, {
-      autoClose: false,
-      actions: [
-        ...(details ? [this._worthKnowing(message, details.split('\n'))] : []),
-        {
-          label: trans.__('Start Fresh Instead'),
-          caption: trans.__(
-            'Restart the kernel with nothing in it; the saved state stays'
-          ),
-          callback: startFresh
-        }
-      ]
+    const actions = [
+      ...(details ? [this._worthKnowing(message, details.split('\n'))] : []),
+      {
+        label: trans.__('Start Fresh Instead'),
+        caption: trans.__(
+          'Restart the kernel with nothing in it; the saved state stays'
+        ),
+        callback: startFresh
+      }
+    ];
+    const options = { autoClose: false as const, actions };
+    const id = Notification.emit(message, 'warning', options);
+    const before = this._restores.get(kernelId);
+    this._restores.set(kernelId, { id, at: Date.now(), message, actions });
+    if (before?.tellGap && isShown(before)) {
+      // It was quicker: one notice for both.
+      Notification.dismiss(before.id);
+      before.tellGap();
+    }
+  }
+
+  /**
+   * Tell which cells a restored kernel knows nothing of; in one notice with
+   * what was said of the restore.
+   *
+   * @param isNew - `false` only changes the notice, where it is still shown
+   */
+  gap(
+    kernelId: string,
+    text: string,
+    gapActions: IGapActions,
+    isNew: boolean
+  ): void {
+    const { runAgain, dismiss } = gapActions;
+    const trans = this._trans;
+    const said = this._restores.get(kernelId);
+    const shown = !!said && isShown(said);
+    if (!shown && !isNew) {
+      return;
+    }
+    const base = shown ? said : null;
+    const id = show(
+      base?.id,
+      base?.message ? `${base.message} ${text}` : text,
+      'warning',
+      {
+        autoClose: false,
+        actions: [
+          {
+            label: trans.__('Run These Again'),
+            caption: trans.__('Run the marked cells in their former order'),
+            callback: event => {
+              // It says how many are left, and goes with the last one.
+              event.preventDefault();
+              runAgain();
+            }
+          },
+          ...(base?.actions ?? []),
+          {
+            label: trans.__('Dismiss'),
+            caption: trans.__('Remove the marks'),
+            callback: dismiss
+          }
+        ]
+      }
+    );
+    this._restores.set(kernelId, {
+      message: '',
+      actions: [],
+      ...base,
+      id,
+      at: Date.now(),
+      tellGap: () => this.gap(kernelId, text, gapActions, true)
     });
+  }
+
+  /** No cell is marked any more. */
+  gapClosed(kernelId: string): void {
+    const said = this._restores.get(kernelId);
+    if (said) {
+      this._restores.delete(kernelId);
+      Notification.dismiss(said.id);
+    }
   }
 
   private _ended(operation: IOperation, id: string): void {
@@ -175,20 +267,19 @@ export class Notices {
       const message = saving
         ? trans.__('Kernel state saved (%1 in %2)', size, seconds)
         : trans.__('Kernel state restored (%1 in %2)', size, seconds);
-      if (result.warnings.length === 0) {
-        const options = { autoClose: SUCCESS_SHOWN, actions: [] };
-        show(id, message, 'success', options);
-      } else {
-        this._warn(id, message, result.warnings);
+      const actions =
+        result.warnings.length > 0
+          ? [this._worthKnowing(message, result.warnings)]
+          : [];
+      const now =
+        actions.length > 0
+          ? show(id, message, 'warning', { autoClose: false, actions })
+          : show(id, message, 'success', { autoClose: SUCCESS_SHOWN, actions });
+      if (kind === 'restore') {
+        const said = { id: now, at: Date.now(), message, actions };
+        this._restores.set(result.kernel_id, said);
       }
     }
-  }
-
-  private _warn(id: string, message: string, warnings: string[]): void {
-    show(id, message, 'warning', {
-      autoClose: false,
-      actions: [this._worthKnowing(message, warnings)]
-    });
   }
 
   private _worthKnowing(
@@ -217,16 +308,29 @@ export class Notices {
       }
     };
   }
+
+  private _restores = new Map<string, IRestoreNotice>();
 }
 
-/** Change a notification, or show a new one where it is gone. */
+function isShown(notice: IRestoreNotice): boolean {
+  return (
+    document.getElementById(notice.id) !== null ||
+    Date.now() - notice.at < DRAWING
+  );
+}
+
+/**
+ * Change a notification, or show a new one where it is gone.
+ *
+ * @returns its id
+ */
 function show(
   id: string | undefined,
   message: string,
   type: 'info' | 'success' | 'warning' | 'error',
   options: Pick<Notification.IOptions<null>, 'autoClose' | 'actions'>
-): void {
-  if (!id || !Notification.update({ id, message, type, ...options })) {
-    Notification.emit(message, type, options);
-  }
+): string {
+  return id && Notification.update({ id, message, type, ...options })
+    ? id
+    : Notification.emit(message, type, options);
 }

@@ -23,6 +23,13 @@ export class KernelPages {
     return this._filter(context => context.session?.kernel?.id === kernelId);
   }
 
+  /** The open notebooks that a kernel runs. */
+  notebooks(kernelId: string): NotebookPanel[] {
+    return this._notebooks.filter(
+      panel => panel.sessionContext.session?.kernel?.id === kernelId
+    );
+  }
+
   /** The pages of a notebook or console. */
   ofPath(path: string | null): IKernelPage[] {
     return path ? this._filter(context => context.path === path) : [];

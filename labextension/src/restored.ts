@@ -76,6 +76,7 @@ export class RestoredKernels {
         ? state.created
         : await this._created(event.state_id);
     notices.restored(
+      event.kernel_id,
       created && formatAge(created, trans),
       event.message,
       () => void this._startFresh(event.kernel_id)

@@ -68,6 +68,7 @@ export function aKernel(change: Partial<IKernel> = {}): IKernel {
     error: null,
     last_state: null,
     operation: null,
+    restored_from: null,
     ...change
   };
 }
