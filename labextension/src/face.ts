@@ -15,12 +15,7 @@ import type { IErrorBody } from './request';
 /** What the toolbar button shows. */
 export interface IFace {
   state:
-    | 'ready'
-    | 'saving'
-    | 'saved'
-    | 'unavailable'
-    | 'restoring'
-    | 'hibernated';
+    'ready' | 'saving' | 'saved' | 'unavailable' | 'restoring' | 'hibernated';
   icon: LabIcon;
   /** Text beside the icon, `undefined` for none. */
   label?: string;
