@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import uuid
@@ -20,6 +21,8 @@ from .errors import CliError
 
 #: Seconds that the server has to start a kernel, and to answer the opening of a channel.
 START_TIMEOUT: Final = 120.0
+#: Seconds that the server has to close a connection.
+_CLOSE_TIMEOUT: Final = 10.0
 #: A cell may show pictures; the default of 10 MB would close the connection.
 _LARGEST_MESSAGE: Final = 1 << 30
 
@@ -93,6 +96,9 @@ class OwnKernel:
 
     def end(self) -> None:
         """End the kernel; one that has ended already is no error. Raises `CliError`."""
+        # First, or the server may look for the kernel of a connection that is just being made.
+        with contextlib.suppress(CliError):
+            self._do(self._close(), _CLOSE_TIMEOUT)
         try:
             self._server.jupyter("DELETE", f"kernels/{self.id}")
         except CliError as error:
@@ -167,6 +173,11 @@ class OwnKernel:
             resolver=UnixResolver() if address.scheme == "http+unix" else None,
         )
         self._reader = asyncio.get_running_loop().create_task(self._read(self._socket))
+
+    async def _close(self) -> None:
+        if self._socket is not None and self._reader is not None:
+            self._socket.close()
+            await self._reader
 
     async def _read(self, socket: WebSocketClientConnection) -> None:
         while (frame := await socket.read_message()) is not None:
