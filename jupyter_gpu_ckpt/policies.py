@@ -128,6 +128,8 @@ class Policies:
 
     async def before_save(self, kernel: TrackedKernel) -> list[str]:
         """Have the kernel's own callbacks called; returns warnings for the state."""
+        if kernel.watch is not None:
+            kernel.watch.catch_up()
         warning = await self.requests.before_save(self._works[kernel])
         return [] if warning is None else [warning]
 

@@ -116,8 +116,12 @@ class KernelWatch:
     @property
     def now(self) -> Activity:
         """What the kernel does, by all that has arrived."""
-        self._take_in(_ALL)
+        self.catch_up()
         return self._now
+
+    def catch_up(self) -> None:
+        """Take in what has arrived, before something is decided by it."""
+        self._take_in(_ALL)
 
     def at(self, moment: float) -> Activity:
         """What the kernel was doing at ``moment`` (Unix seconds), by its own messages' dates.
