@@ -2,7 +2,9 @@
 #include "probe.h"
 
 #include <linux/capability.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -37,8 +39,26 @@ static void problem(bool when, const char *reason, const char *message, const ch
     remark(reason, message, hint);
 }
 
+/* The command that gives this very program the rights it needs. */
+static void setcap_hint(char *hint, size_t size)
+{
+    char program[1024];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length <= 0 || (size_t)length == sizeof program - 1) {
+        static const char name[] = "kernel-capture";
+        memcpy(program, name, sizeof name);
+    } else {
+        program[length] = '\0';
+    }
+    snprintf(hint, size,
+             "Ask the administrator to run: setcap cap_checkpoint_restore,cap_net_admin,"
+             "cap_setpcap=p '%s'",
+             program);
+}
+
 int probe_command(void)
 {
+    char rights[1200];
     struct criu criu;
     struct kc_result result = {0};
     struct proc_status self = {0};
@@ -50,6 +70,7 @@ int probe_command(void)
     bool bounding = caps_permitted(CAP_SETPCAP);
     bool namespaces = pidns_possible();
     uname(&system);
+    setcap_hint(rights, sizeof rights);
     proc_status(getpid(), &self);
     json_begin(&json, "probe");
     json_string(&json, "version", KC_VERSION);
@@ -76,9 +97,7 @@ int probe_command(void)
     json_open(&json, "problems", '[');
     problem(!found, "no_criu", result.message,
             "Install CRIU 4.2 or newer, for example with the project's set-up.");
-    problem(!checkpoint, "no_capability", "The right to capture processes is missing.",
-            "Ask the administrator to run: setcap cap_checkpoint_restore,cap_net_admin,"
-            "cap_setpcap=p kernel-capture");
+    problem(!checkpoint, "no_capability", "The right to capture processes is missing.", rights);
     problem(checkpoint && !network, "no_capability",
             "The right to capture network connections (NET_ADMIN) is missing.",
             "Ask the administrator for the capability NET_ADMIN.");

@@ -138,7 +138,8 @@ def test_without_capabilities(kernel: Start, plain: Path, nobody: dict[str, Any]
     probe.close()
     assert said["can_capture"] is False
     assert [problem["reason"] for problem in said["problems"]] == ["no_capability"]
-    assert "setcap" in said["problems"][0]["hint"]
+    hint = said["problems"][0]["hint"]
+    assert f"setcap {CAPABILITIES} '{plain}'" in hint, "it can be pasted"
 
 
 def test_another_users_process_is_refused(kernel: Start, program: Path) -> None:
