@@ -65,11 +65,7 @@ class Endings:
 
     def unsaved(self) -> list[Work]:
         """Those of :meth:`kernels` with something that no state holds, by all they have said."""
-        works = self.kernels()
-        for work in works:
-            if (watch := work.kernel.watch) is not None:
-                _ = watch.now  # takes in what has arrived: kernels are heard in batches
-        return [work for work in works if work.unsaved_since is not None]
+        return [work for work in self.kernels() if work.unsaved_since is not None]
 
     async def save_all(
         self, works: list[Work], deadline: float, reason: str, message: str

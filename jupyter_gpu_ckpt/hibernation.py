@@ -151,8 +151,6 @@ class Hibernation:
 
     async def _newest(self, kernel: TrackedKernel) -> OperationResult | None:
         """The kernel's newest state, if all that it did since is in it."""
-        if kernel.watch is not None:
-            kernel.watch.catch_up()
         work = self._keeper.policies.work_of(kernel.kernel_id)
         latest = kernel.policy.latest
         if latest is None or work is None or work.unsaved_since is not None:

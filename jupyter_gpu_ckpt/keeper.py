@@ -200,7 +200,10 @@ class Keeper(GpuCkpt):
         self.roster.savable(kernel_id)
         await self.ability.probe()
         path = (await self.sessions.paths()).get(kernel_id)
-        save = Save(self, self.roster.savable(kernel_id), label, reason)
+        kernel = self.roster.savable(kernel_id)
+        if kernel.watch is not None:
+            kernel.watch.catch_up()  # what was said until now is no work after the save
+        save = Save(self, kernel, label, reason)
         return self.begin("save", kernel_id, save.run, path=path, cause=reason).model
 
     async def restore(

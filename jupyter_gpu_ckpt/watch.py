@@ -98,8 +98,7 @@ class KernelWatch:
         # Read here instead: the stream wakes the server for every message.
         self._socket, self._loop = self._stream.socket, self._stream.io_loop
         self._loop.remove_handler(self._socket)
-        self._is_awaited = False
-        self._is_closed = False
+        self._is_awaited = self._is_reading = self._is_closed = False
         self.reset(begin)
         self._timer = self._loop.call_later(0, self._look)
 
@@ -120,7 +119,10 @@ class KernelWatch:
         return self._now
 
     def catch_up(self) -> None:
-        """Take in what has arrived, before something is decided by it."""
+        """Take in what has arrived, before something is decided by it.
+
+        Who reads a kernel's :class:`~jupyter_gpu_ckpt.work.Work` need not call it.
+        """
         self._take_in(_ALL)
 
     def at(self, moment: float) -> Activity:
@@ -129,7 +131,7 @@ class KernelWatch:
         For a save, ``moment`` lies in the time the kernel stood still: what it published
         before is in the state even if it arrived here later.
         """
-        self._take_in(_ALL)
+        self.catch_up()
         found = self._first
         for change in self._changes:
             if change.at > moment:
@@ -165,11 +167,17 @@ class KernelWatch:
 
     def _take_in(self, most: int) -> int:
         """Read so many messages at most; returns how many there were."""
-        for count in range(most):
-            parts = self._receive()
-            if parts is None:
-                return count
-            self._received(parts)
+        if self._is_reading:
+            return 0  # a listener asks while it is told of an earlier message
+        self._is_reading = True
+        try:
+            for count in range(most):
+                parts = self._receive()
+                if parts is None:
+                    return count
+                self._received(parts)
+        finally:
+            self._is_reading = False
         return most
 
     def _receive(self) -> list[bytes] | None:

@@ -55,10 +55,9 @@ class Work:
         now = time.monotonic()
         #: Until the first cell runs, there is only what the kernel says at its start.
         self._is_pristine = True
-        #: Since when there is something that no state holds; ``None``: there is nothing.
-        self.unsaved_since: float | None = None
+        self._unsaved_since: float | None = None
         self.touched_at = now
-        self.is_running = False
+        self._is_running = False
         #: When a cell ended that ran for long, and has not been saved.
         self.long_cell_at: float | None = None
         self.saved_at: float | None = None
@@ -68,6 +67,22 @@ class Work:
         self._not_before = now
         self.has_hooks = False
 
+    @property
+    def unsaved_since(self) -> float | None:
+        """Since when there is something that no state holds; ``None``: there is nothing."""
+        self._catch_up()
+        return self._unsaved_since
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a cell runs."""
+        self._catch_up()
+        return self._is_running
+
+    def _catch_up(self) -> None:
+        if self.kernel.watch is not None:
+            self.kernel.watch.catch_up()
+
     def restored(self) -> None:
         """The process came out of a state just now, or is a fresh one."""
         self.started_fresh()
@@ -76,19 +91,19 @@ class Work:
             return
         self._is_pristine = watch.now.execution_count is None
         if watch.now.execution_state == "busy":
-            self.is_running = True
-            self.unsaved_since = self.touched_at
+            self._is_running = True
+            self._unsaved_since = self.touched_at
 
     # -- WatchListener -------------------------------------------------------------------
 
     def cell_started(self) -> None:
         """A cell runs."""
-        self.is_running, self._is_pristine = True, False
+        self._is_running, self._is_pristine = True, False
         self.was_touched()
 
     def cell_ended(self, seconds: float) -> None:
         """A cell ended after so long."""
-        self.is_running = False
+        self._is_running = False
         if 0 < self.policy.long_cell < seconds:
             self.long_cell_at = time.monotonic()
         self.was_touched()
@@ -99,8 +114,8 @@ class Work:
         if self._is_pristine:
             return
         self.touched_at = time.monotonic()
-        if self.unsaved_since is None:
-            self.unsaved_since = self.touched_at
+        if self._unsaved_since is None:
+            self._unsaved_since = self.touched_at
             self._observer.worked(self)
 
     def asked(self, data: dict[str, Any]) -> None:
@@ -114,7 +129,7 @@ class Work:
         self.saved_at, self.seconds, self.frozen = began, seconds, frozen
         self.failures = self.cull_failures = 0
         self._not_before = began
-        self.unsaved_since = began if self.is_running or self.touched_at > began else None
+        self._unsaved_since = began if self._is_running or self.touched_at > began else None
         if self.long_cell_at is not None and self.long_cell_at <= began:
             self.long_cell_at = None
 
@@ -131,17 +146,17 @@ class Work:
     def _saves_due(self, max_cost: float) -> list[tuple[float, str]]:
         """When each policy wants what is in no state yet to be saved."""
         policy, times = self.policy, list[tuple[float, str]]()
-        if self.unsaved_since is None:
+        if self._unsaved_since is None:
             return times
-        affordable = self.unsaved_since
+        affordable = self._unsaved_since
         if self.saved_at is not None:
             affordable = self.saved_at + self.frozen / max_cost
         if self.long_cell_at is not None and policy.long_cell:
             times.append((max(self.long_cell_at, affordable), "long_cell"))
-        if policy.idle and not self.is_running:
+        if policy.idle and not self._is_running:
             times.append((self.touched_at + policy.idle, "idle"))
         if policy.interval:
-            times.append((max(self.unsaved_since + policy.interval, affordable), "interval"))
+            times.append((max(self._unsaved_since + policy.interval, affordable), "interval"))
         return times
 
     def due(self, max_cost: float) -> tuple[float, str] | None:
@@ -159,7 +174,7 @@ class Work:
             return None
         times = self._saves_due(max_cost)
         if policy.hibernate and not (
-            self.is_running or self._is_pristine or self.kernel.is_hibernated
+            self._is_running or self._is_pristine or self.kernel.is_hibernated
         ):
             times.append((self.touched_at + policy.hibernate, "hibernate"))
         if not times:
