@@ -61,7 +61,12 @@ class Endings:
 
     def kernels(self) -> list[Work]:
         """The kernels that are saved before the server ends, if there is something to save."""
-        return [w for w in self._policies.works() if w.policy.enabled and w.policy.before_shutdown]
+        return [
+            w
+            for w in self._policies.works()
+            # A hibernated one is in its state, whole.
+            if w.policy.enabled and w.policy.before_shutdown and not w.kernel.is_hibernated
+        ]
 
     def unsaved(self) -> list[Work]:
         """Those of :meth:`kernels` with something that no state holds, by all they have said."""

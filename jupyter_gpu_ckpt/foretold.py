@@ -39,7 +39,7 @@ class Foretold:
     (:mod:`.endings`), else run out.
 
     A server has one end at a time: as long as that has not come, another notice changes nothing
-    unless it is of an earlier one.
+    unless it is of an earlier one, or of a sure one where that was not.
     """
 
     def __init__(self, keeper: Keeper, policies: Policies, endings: Endings) -> None:
@@ -85,9 +85,11 @@ class Foretold:
         deadline = now + max(0.0, notice.seconds)
         if now < self._deadline and self._all:
             ending = self._all[-1]
-            if deadline > self._deadline - _EARLIER:
+            if deadline > self._deadline - _EARLIER and (ending.sure or not notice.sure):
                 return ending
-            ending.sure, ending.phase = ending.sure or notice.sure, "saving"
+            if notice.sure and not ending.sure:
+                ending.source, ending.why, ending.sure = source, notice.why, True
+            ending.phase = "saving"
             self._give_up()
         else:
             ending = Ending(

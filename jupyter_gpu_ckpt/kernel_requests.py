@@ -36,6 +36,7 @@ _TIMES: Final = {
     "idle": "when idle for {}",
     "interval": "after {} of work",
     "long_cell": "after cells that run longer than {}",
+    "hibernate": "and hibernated when idle for {}",
 }
 
 

@@ -21,7 +21,7 @@ from . import durations, hooks
 from .refresh import MARK
 from .talk import COMM_ID
 
-_SECONDS: Final = {"idle", "interval", "long_cell"}
+_SECONDS: Final = {"idle", "interval", "long_cell", "hibernate"}
 _SWITCHES: Final = {"shutdown": "before_shutdown", "cull": "before_cull"}
 
 

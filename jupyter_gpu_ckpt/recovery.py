@@ -218,6 +218,10 @@ class Leases:
         except BaseException:
             async with self._lock:
                 if record is not None and self._tracker.get(kernel_id) is None:
+                    if cancel is None and record.lease is not None:
+                        # Written now, it would count as renewed; it had run out.
+                        lease = msgspec.structs.replace(record.lease, ttl=0.0)
+                        record = msgspec.structs.replace(record, lease=lease)
                     await in_thread(self._put, record)
             raise
 

@@ -91,6 +91,7 @@ class KernelWatch:
 
     def __init__(self, km: Any, begin: Activity | None, listener: WatchListener) -> None:
         self._listener = listener
+        self._log = km.log
         self._session = Session(config=km.session.config, key=km.session.key)
         self._changes: deque[_Change] = deque(maxlen=256)
         self.ports = list(km.ports)
@@ -192,11 +193,16 @@ class KernelWatch:
     def _received(self, parts: list[bytes]) -> None:
         try:
             tell = self._understand(parts)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except (
+            ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError,
+        ):  # fmt: skip
             # Not a message signed with this kernel's key: none of ours.
             return
         if tell is not None:
-            tell()
+            try:
+                tell()
+            except Exception:  # nor is what becomes of it a reason to hear no more
+                self._log.exception("What a kernel said could not be taken in")
 
     def _understand(self, parts: list[bytes]) -> Callable[[], None] | None:
         """Take a message in; returns what the listener is to be told."""

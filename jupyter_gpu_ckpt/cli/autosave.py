@@ -30,6 +30,9 @@ def _seconds(text: str) -> float:
     "--long-cell", type=_seconds, metavar="TIME", help="Save after cells that ran longer."
 )
 @click.option(
+    "--hibernate", type=_seconds, metavar="TIME", help="Save and stop after so long without work."
+)
+@click.option(
     "--before-shutdown/--no-before-shutdown", default=None, help="Save before the server stops."
 )
 @click.option("--before-cull/--no-before-cull", default=None, help="Save before it is culled.")
@@ -88,6 +91,7 @@ _WORDS = {
     "idle": "when idle for",
     "interval": "after work of",
     "long_cell": "after cells longer than",
+    "hibernate": "and hibernated when idle for",
     "before_shutdown": "before the server stops",
     "before_cull": "before it is culled",
 }

@@ -14,7 +14,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.websocket import WebSocketClientConnection, websocket_connect
+from tornado.websocket import (
+    WebSocketClientConnection,
+    WebSocketClosedError,
+    websocket_connect,
+)
 
 from .client import Server, UnixResolver
 from .errors import CliError
@@ -124,7 +128,7 @@ class OwnKernel:
             )
         try:
             return future.result()
-        except (OSError, HTTPClientError) as error:
+        except (OSError, HTTPClientError, WebSocketClosedError) as error:
             raise CliError(f"The connection to the kernel broke: {error}.", "unreachable") from None
 
     async def _run(self, code: str, history: bool) -> Cell:

@@ -24,7 +24,7 @@ from .source import Notice, NoticeSource
 DMI: Final = Path("/sys/class/dmi/id")
 
 #: Seconds after which a service that does not answer is asked again, at most.
-_LONGEST_PAUSE: Final = 60.0
+_LONGEST_PAUSE: Final = 10.0
 #: Most bytes of an answer.
 _LARGEST: Final = 1 << 20
 

@@ -126,6 +126,8 @@ class SignalNotice(NoticeSource):
                 yield Notice(self.seconds, f"{self.signal} says that the server ends.")
         finally:
             loop.remove_signal_handler(number)
+            # The server is stopping: another one must not end it in the middle of its saves.
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _number(name: str) -> int:

@@ -55,8 +55,10 @@ class SlurmNotice(NoticeSource):
         if not job:
             return
         told: float | None = None
+        end: float | None = None
         while True:
-            end = await in_thread(self._end, job)
+            # What the controller said last counts while it does not answer.
+            end = await in_thread(self._end, job) or end
             wait = self.poll
             if end is not None and end != told:
                 left = end - time.time()

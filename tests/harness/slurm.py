@@ -169,7 +169,7 @@ class Slurm:
 
     def stop(self) -> None:
         """End all jobs and the cluster."""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError, AssertionError):
             self.ask("scancel", "--full", "--signal=KILL", "--user=root")
             self.ask("scancel", "--user=root")
             wait_for("the jobs end", lambda: not self.ask("squeue", "-h"), 10)

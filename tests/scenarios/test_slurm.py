@@ -47,7 +47,7 @@ def submit(slurm: Slurm, home: Home, number: int) -> tuple[str, Client]:
     argv = [sys.executable, "-m", "jupyter_server", f"--config={path}"]
     job = slurm.submit(
         f"#!/bin/bash\nexec {shlex.join(argv)}\n",
-        "--time=1",
+        "--time=3",
         environment=home.environment(),
         output=home.path / f"job-{number}.log",
     )
@@ -72,8 +72,8 @@ def test_the_next_job_goes_on_where_the_last_one_was_killed(home: Home) -> None:
         kernel.begin("while True: epochs.append(len(epochs)); time.sleep(0.05)")
         wait_for("it trains", lambda: client.execution_state(kernel.id) == "busy", 20)
         events = client.events()
-        # The limit is a minute. It is made shorter, as administrators do, so that the controller,
-        # which looks every half minute, sees it right after it has passed.
+        # The limit is some minutes. It is made shorter, as administrators do, so that the
+        # controller, which looks every half minute, sees it right after it has passed.
         now = time.time()
         slurm.end_job_at(job, slurm.next_look(now + LEAD / 2) - 1)
         told = events.wait_for("server", action="ends", source="slurm", timeout=40)

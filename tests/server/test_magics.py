@@ -44,6 +44,7 @@ def test_magics(server: JupyterServer, start: Start) -> None:
     assert "idle for 2 min" in ask(kernel, "%autosave_state idle=2m long_cell=off")
     policy = server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")["policy"]
     assert (policy["idle"], policy["long_cell"]) == (120, 0)
+    assert "hibernated when idle for 90 min" in ask(kernel, "%autosave_state hibernate=1.5h")
     assert "not saved automatically" in ask(kernel, "%autosave_state off")
     assert "idle for 10 min" in ask(kernel, "%autosave_state default")
     assert "shorter than the administrator allows" in ask(kernel, "%autosave_state idle=1s")

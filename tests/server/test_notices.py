@@ -199,11 +199,11 @@ async def test_slurm(
     source.set_trait("poll", 1.0)
     async with listening(source) as next_one:
         slurm(50)  # an administrator has changed it
-        assert 45 < (await next_one()).seconds <= 50
+        assert 40 < (await next_one()).seconds <= 51
     # What does not answer is replaced by what the job knew at its start.
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 30))
     async with listening(SlurmNotice(squeue="/nonexistent")) as next_one:
-        assert 25 < (await next_one()).seconds <= 30
+        assert 20 < (await next_one()).seconds <= 31
 
 
 async def test_aws(metadata: Metadata) -> None:
@@ -215,7 +215,7 @@ async def test_aws(metadata: Metadata) -> None:
         metadata.tokens += 1  # the service was started anew and knows the token no more
         metadata.say(AWS_ACTION, aws_action(100))
         notice = await next_one()
-        assert 98 < notice.seconds <= 100
+        assert 90 < notice.seconds <= 100
         assert notice.sure
         assert "terminate" in notice.why
 
@@ -236,7 +236,7 @@ async def test_azure(metadata: Metadata) -> None:
         ]
         metadata.say(AZURE_EVENTS, {"Events": [*others, azure_event(60)]})
         notice = await next_one()
-        assert 58 < notice.seconds <= 60
+        assert 50 < notice.seconds <= 60
         assert "Preempt" in notice.why
         metadata.say(AZURE_EVENTS, {"Events": [azure_event(0, NotBefore="", EventId="A-4")]})
         assert (await next_one()).seconds == 0
@@ -314,7 +314,7 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
         give: dict[str, Callable[[], Any]] = {
             "file": lambda: (tmp_path / "ends").write_text("3"),
             "signal": lambda: server.process.send_signal(signal.SIGUSR2),
-            "slurm": lambda: slurm(3),
+            "slurm": lambda: slurm(5),
             "aws": lambda: metadata.say(AWS_ACTION, aws_action(3)),
             "gcp": lambda: metadata.say(GCP_PREEMPTED, "TRUE"),
             "azure": lambda: metadata.say(AZURE_EVENTS, {"Events": [azure_event(3)]}),
@@ -327,7 +327,7 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
             kernel.run(f"x = {number}")
             tell()
             told = events.wait_for("server", action="ends", source=source)
-            assert told["seconds"] <= 3
+            assert told["seconds"] <= 6
             told = saved(events, source)
             assert (told["saved"], told["not_saved"]) == (1, [])
             state = server.client.states(kernel=kernel.id)[0]
@@ -376,13 +376,22 @@ def test_a_pod_that_is_stopped(home: Home) -> None:
         assert server.client.states(kernel=alone.id) == []
 
 
-def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home) -> None:
-    config = {**NOTHING_ELSE, "FileNotice": {"path": str(home.path / "ends"), "poll": 0.1}}
+def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home, metadata: Metadata) -> None:
+    config = {
+        "AutoSave": {**NOTHING_ELSE["AutoSave"], "notice_sources": ["auto", "aws"]},
+        "FileNotice": {"path": str(home.path / "ends"), "poll": 0.1},
+        "AwsNotice": {"address": metadata.address, "poll": 0.1},
+    }
     with JupyterServer(home, config=config) as server:
         events = server.client.events()
         kernel = server.client.start(home.add_notebook("book.ipynb"))
+        metadata.say(AWS_REBALANCE, {"noticeTime": "2026-01-01T00:00:00Z"})
+        maybe = events.wait_for("server", action="ends", source="aws")
+        assert maybe["sure"] is False
         kernel.run("x = 1")
+        # Now it is known, and when: later than it might have been.
         first = server.client.post("gpu-ckpt/api/endings", {"seconds": 600, "why": "A drill."})
+        assert first["id"] == maybe["ending_id"]
         assert (first["source"], first["why"], first["sure"]) == ("request", "A drill.", True)
         saved(events, "request")
         kernel.run("x = 2")
@@ -392,22 +401,22 @@ def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home) -> None:
         assert again["id"] == first["id"]
         assert len(server.client.states(kernel=kernel.id)) == 1
         # It comes earlier: what was done meanwhile is saved.
-        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 8})
+        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 20})
         assert (again["id"], again["ends"] < first["ends"]) == (first["id"], True)
 
         def states(count: int) -> list[dict[str, Any]]:
             found = server.client.states(kernel=kernel.id)
             return found if len(found) == count else []
 
-        wait_for("it is saved again", lambda: states(2), 5)
-        wait_for("that is over", lambda: endings(server)[0]["phase"] == "done", 5)
+        wait_for("it is saved again", lambda: states(2), 15)
+        wait_for("that is over", lambda: endings(server)[0]["phase"] == "done", 15)
         kernel.run("x = 3")
         # And once more, as late as there is time.
-        (last, *_) = wait_for("late work is saved", lambda: states(3), 9)
+        (last, *_) = wait_for("late work is saved", lambda: states(3), 22)
         assert last["reason"] == "preemption"
         assert endings(server)[0]["ends"] > last["created"]
         assert len(endings(server)) == 1
-        assert len(events.of("server", action="ends")) == 2
+        assert len(events.of("server", action="ends")) == 3
         server.kill()
     with JupyterServer(home, config=config) as server:
         server.client.wait_lost(1)
