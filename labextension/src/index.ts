@@ -134,10 +134,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
     );
     watcher.reconnected.connect(() => {
       void model.refreshAll();
-      void lost.check();
-      LATE_CHECKS.forEach(delay =>
-        window.setTimeout(() => void lost.check(), delay)
-      );
+      const look = () => {
+        void lost.check();
+        void lost.adopt();
+      };
+      look();
+      LATE_CHECKS.forEach(delay => window.setTimeout(look, delay));
     });
 
     void Promise.all([app.restored, settingsLoaded]).then(() => {

@@ -7,7 +7,7 @@ import { showLostDialog } from './dialogs/lost';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import type { KernelPages } from './pages';
-import { attachPages } from './pages';
+import { adoptRestored, attachPages } from './pages';
 import type { RequestError } from './request';
 
 /** Asks whether to restore kernels that ended with their server or node. */
@@ -16,8 +16,26 @@ export class LostKernels {
     _options.model.kernelEvent.connect((_, event) => {
       if (event.action === 'lost') {
         void this.check();
+      } else if (event.action === 'restored' && event.cause === 'lost') {
+        void this.adopt();
       }
     });
+  }
+
+  /**
+   * Let open pages go on with kernels that were restored unasked, or that
+   * another page asked for.
+   */
+  async adopt(): Promise<void> {
+    const { model, pages, serviceManager } = this._options;
+    try {
+      await adoptRestored(pages, serviceManager.sessions, async kernelId => {
+        await model.refresh(kernelId);
+        return model.entry(kernelId).kernel?.restored_from?.cause === 'lost';
+      });
+    } catch {
+      // The server is away again: this is done anew when it is back.
+    }
   }
 
   /**

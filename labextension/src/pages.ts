@@ -83,6 +83,31 @@ export async function attachPages(
   return found.length > 0;
 }
 
+/**
+ * Give pages that lost their kernel with its server the one that the new server
+ * has restored for them, without anybody having asked this page.
+ *
+ * @param isRestored - whether a kernel came out of a saved state
+ */
+export async function adoptRestored(
+  pages: KernelPages,
+  sessions: Session.IManager,
+  isRestored: (kernelId: string) => Promise<boolean>
+): Promise<void> {
+  // Connections to sessions of an earlier server are closed by this.
+  await sessions.refreshRunning();
+  for (const { path, kernel } of [...sessions.running()]) {
+    const left = pages
+      .ofPath(path)
+      .filter(({ sessionContext }) => !sessionContext.session);
+    if (kernel && left.length > 0 && (await isRestored(kernel.id))) {
+      for (const { sessionContext } of left) {
+        await attach(sessionContext, sessions, kernel.id);
+      }
+    }
+  }
+}
+
 /** What SessionContext has, but does not declare. */
 interface ISessionAdopter {
   _handleNewSession?: (session: Session.ISessionConnection) => unknown;
