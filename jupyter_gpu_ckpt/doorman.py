@@ -5,10 +5,14 @@ The connection class of the server's kernel websockets is extended, whichever it
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
 from typing import Any, Final, Protocol
 
+import zmq
 from jupyter_server.services.kernels.connection import base as wire
+from tornado.websocket import WebSocketClosedError
 
 from .errors import CkptError
 
@@ -17,6 +21,13 @@ _SETTING: Final = "kernel_websocket_connection_class"
 #: Untyped.
 _wire: Any = wire
 _V1: Final = "v1.kernel.websocket.jupyter.org"
+
+#: What reading a message raises that is none.
+_MALFORMED: Final = (
+    ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error,
+)  # fmt: skip
+#: What a connection class has that passes messages on to sockets of the kernel.
+_NEEDED: Final = ("prepare", "handle_incoming_message", "subprotocol", "channels")
 
 #: What a page sends that is merely open: answered when the kernel is awake for another reason.
 _CAN_WAIT: Final = frozenset({"kernel_info_request", "comm_info_request"})
@@ -38,6 +49,7 @@ class HeldMessage:
     def __init__(self, connection: Any, message: str | bytes) -> None:
         self.connection = connection
         self._message = message
+        self._is_v1 = connection.subprotocol == _V1  # asked while its page is there
 
     def needs_kernel(self) -> bool:
         """Whether somebody wants something of the kernel, beyond having its page open."""
@@ -45,21 +57,28 @@ class HeldMessage:
             header, content = self._read()
             kind = header["msg_type"]
             asks = content().get("command") if kind == "debug_request" else None
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except _MALFORMED:
             return True  # the kernel itself says what is wrong with it
         return kind not in _CAN_WAIT and asks != "debugInfo"  # which is asked with each new tab
 
     def deliver(self) -> None:
         """Send it on to the kernel, also when its page has gone meanwhile."""
         connection = self.connection
-        if connection.channels:
+        before = connection.channels
+        if before and not any(stream.closed() for stream in before.values()):
             connection.pass_on(self._message)
             return
-        connection.create_stream()
+        # Without its session's identity, which its page may use again by now.
+        km = connection.kernel_manager
+        connection.channels = {
+            "shell": km.connect_shell(), "control": km.connect_control(),
+            "stdin": km.connect_stdin(),
+        }  # fmt: skip
         try:
             connection.pass_on(self._message)
         finally:
             for stream in connection.channels.values():
+                stream.flush(zmq.POLLOUT)  # what was sent is only queued
                 stream.close()
             connection.channels = {}
 
@@ -69,7 +88,7 @@ class HeldMessage:
             header, _ = self._read()
             if header["msg_type"] != "execute_request":
                 return
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except _MALFORMED:
             return
         text = error.message + (f" {error.hint}" if error.hint else "")
         fault = {"ename": "KernelNotRestored", "evalue": text, "traceback": [text]}
@@ -84,7 +103,7 @@ class HeldMessage:
 
     def _read(self) -> tuple[dict[str, Any], Any]:
         """Header, and a function giving the content."""
-        if self.connection.subprotocol == _V1:
+        if self._is_v1:
             _, parts = _wire.deserialize_msg_from_ws_v1(self._message)
             return json.loads(bytes(parts[0])), lambda: json.loads(bytes(parts[3]))
         if isinstance(self._message, bytes):
@@ -97,16 +116,15 @@ class HeldMessage:
         self, channel: str, kind: str, content: dict[str, Any], parent: dict[str, Any]
     ) -> None:
         connection = self.connection
-        if getattr(connection.websocket_handler, "ws_connection", None) is None:
-            return  # the page has gone
         message = connection.session.msg(kind, content, parent=parent or None)
         message["parent_header"] = parent
-        if connection.subprotocol == _V1:
-            data = _wire.serialize_msg_to_ws_v1(message, channel, connection.session.pack)
-            connection.write_message(data, binary=True)
-        else:
-            message["channel"] = channel
-            connection.write_message(json.dumps(message, default=str))
+        with contextlib.suppress(WebSocketClosedError):  # the page has gone, or goes just now
+            if self._is_v1:
+                data = _wire.serialize_msg_to_ws_v1(message, channel, connection.session.pack)
+                connection.write_message(data, binary=True)
+            else:
+                message["channel"] = channel
+                connection.write_message(json.dumps(message, default=str))
 
 
 def guard(settings: dict[str, Any], doorman: Doorman) -> bool:
@@ -120,11 +138,19 @@ def guard(settings: dict[str, Any], doorman: Doorman) -> bool:
         Decides from now on.
     """
     base: Any = settings.get(_SETTING)
-    if not all(hasattr(base, name) for name in ("handle_incoming_message", "create_stream")):
+    if not all(hasattr(base, name) for name in _NEEDED):
         return False  # kernels that run elsewhere
 
     class GuardedConnection(base):  # type: ignore[misc]
         """Asks the doorman first."""
+
+        _spoken: str | None = None
+
+        @property
+        def subprotocol(self) -> str | None:
+            """What its page speaks, or spoke: what was kept of it is understood later."""
+            self._spoken = super().subprotocol or self._spoken
+            return self._spoken
 
         async def prepare(self) -> None:
             doorman.opened(self.kernel_id)

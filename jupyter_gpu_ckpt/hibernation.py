@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
@@ -114,16 +114,19 @@ class Hibernation:
         # What was sent before is done when this is answered, and so is in the state.
         await _answer(kernel)
         run.phase("checking")
-        result = await self._newest(kernel)
-        if result is None:
-            result = await Save(keeper, kernel, None, "hibernate").run(run)
+        newest = await self._newest(kernel)
+        result = newest or await Save(keeper, kernel, None, "hibernate").run(run)
         await self._verify(run, result.state_id)
+        record = await in_thread(keeper.store.state, result.state_id)
         if supervisor is None or kernel.provisioner.supervisor is not supervisor:
             raise CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
         if run.cancel_flag.is_set():
             raise CkptError("cancelled", "The operation was cancelled. The kernel runs on.")
         _check_idle(kernel)
-        if self._passed[kernel_id] != passed:
+        if self._passed[kernel_id] != passed or not _holds_all(record, kernel):
+            raise _used()
+        # Where a state is made now, what is unsaved counts from before it.
+        if newest is not None and self._has_unsaved(kernel):
             raise _used()
         # From here to the sleeper nothing else happens: what is sent from now on is kept.
         run.cancellable = False
@@ -134,11 +137,11 @@ class Hibernation:
         try:
             await in_thread(supervisor.wait, _END)
         except TimeoutError as error:
+            failure = CkptError("internal", "The kernel's process did not end.", details=str(error))
+            self._failed(sleeper, failure)
             self._forget(sleeper)
             kernel.provisioner.end_restore(token)
-            raise CkptError(
-                "internal", "The kernel's process did not end.", details=str(error)
-            ) from error
+            raise failure from error
         await keeper.leases.renew(kernel)
         return OperationResult(
             state_id=result.state_id,
@@ -151,9 +154,8 @@ class Hibernation:
 
     async def _newest(self, kernel: TrackedKernel) -> OperationResult | None:
         """The kernel's newest state, if all that it did since is in it."""
-        work = self._keeper.policies.work_of(kernel.kernel_id)
         latest = kernel.policy.latest
-        if latest is None or work is None or work.unsaved_since is not None:
+        if latest is None or self._has_unsaved(kernel):
             return None
         try:
             record = await in_thread(self._keeper.store.state, latest)
@@ -163,16 +165,36 @@ class Hibernation:
             return None
         return OperationResult(record.id, kernel.kernel_id, 0.0, record.size)
 
+    def _has_unsaved(self, kernel: TrackedKernel) -> bool:
+        work = self._keeper.policies.work_of(kernel.kernel_id)
+        return work is None or work.unsaved_since is not None
+
     async def _verify(self, run: Run, state_id: str) -> None:
-        """Read all of a state once, before the process is ended that it is to stand for."""
+        """Read all of a state once, before the process is ended that it is to stand for.
+
+        What is lost is noted with it: the next try makes a new one.
+        """
         run.model.state_id = state_id
-        result = await in_thread(self._keeper.store.verify, state_id, None, run.cancel_flag)
-        if result.lost:
-            raise CkptError(
-                "state_damaged",
-                "The kernel runs on: its saved state cannot be read back whole.",
-                hint="Check the disk that holds the states, then try again.",
-            )
+        store = self._keeper.store
+        try:
+            result = await in_thread(store.verify, state_id, None, run.cancel_flag)
+        except CkptError as error:
+            if error.reason != "state_damaged":
+                raise
+            damage = error.message
+        else:
+            if not result.lost:
+                return
+            lost = sum(found.length for found in result.lost)
+            damage = f"{lost / 1e6:,.1f} MB of it cannot be read back."
+        with contextlib.suppress(CkptError):  # a store that cannot be written
+            await in_thread(lambda: store.mark(state_id, damage=damage))
+        raise CkptError(
+            "state_damaged",
+            "The kernel runs on: its saved state cannot be read back whole.",
+            hint="Check the disk that holds the states, then try again.",
+            details=damage,
+        )
 
     # -- waking --------------------------------------------------------------------------
 
@@ -217,11 +239,12 @@ class Hibernation:
     async def _waking(self, sleeper: _Sleeper) -> AsyncIterator[None]:
         """What was kept is delivered, or refused where the kernel does not come back."""
         km = sleeper.kernel.km
-        before, km.execution_state = km.execution_state, "starting"
-        sleeper.is_waking = True
-        for message in {id(m.connection): m for m in sleeper.held}.values():
-            message.tell_starting()
+        before = km.execution_state
         try:
+            km.execution_state = "starting"
+            sleeper.is_waking = True
+            pages = {id(m.connection): m for m in sleeper.held}.values()
+            self._each(pages, HeldMessage.tell_starting)
             yield
         except BaseException as error:
             sleeper.is_waking = False
@@ -230,9 +253,20 @@ class Hibernation:
                 self._failed(sleeper, error)
             raise
         self._forget(sleeper)
-        for message in sleeper.held:
-            self._passed[sleeper.kernel.kernel_id] += 1
-            message.deliver()
+        self._passed[sleeper.kernel.kernel_id] += len(sleeper.held)
+        self._each(sleeper.held, HeldMessage.deliver)
+
+    def _each(self, held: Iterable[HeldMessage], do: Callable[[HeldMessage], None]) -> None:
+        """Do something with messages; one that is wrong keeps none of the others from it."""
+        for message in held:
+            try:
+                do(message)
+            except Exception as error:  # a page may send anything
+                self._keeper.log.warning(
+                    "A message to a hibernated kernel is lost: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
 
     def _failed(self, sleeper: _Sleeper, error: BaseException) -> None:
         why = error.message if isinstance(error, CkptError) else "The server is stopping."
@@ -242,8 +276,7 @@ class Hibernation:
             hint="Its saved state is kept: run the cell again to try once more.",
         )
         held, sleeper.held = sleeper.held, []
-        for message in held:
-            message.refuse(told)
+        self._each(held, lambda message: message.refuse(told))
 
     async def _wake(self, sleeper: _Sleeper) -> None:
         """Wake a kernel that somebody needs."""
@@ -312,8 +345,7 @@ class Hibernation:
         if sleeper is not None:
             self._forget(sleeper)
             gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
-            for message in sleeper.held:
-                message.refuse(gone)
+            self._each(sleeper.held, lambda message: message.refuse(gone))
 
     def before_shutdown(self) -> None:
         """The server ends: its hibernated kernels are offered by the next one."""
@@ -330,6 +362,16 @@ def _check_idle(kernel: TrackedKernel) -> None:
         raise CkptError(
             "busy", "The kernel is running a cell.", hint="Hibernate it when it is idle."
         )
+
+
+def _holds_all(record: StateRecord, kernel: TrackedKernel) -> bool:
+    """Whether all cells that the kernel ran are in its state, whoever sent them."""
+    meta = record.meta
+    return (
+        kernel.watch is not None
+        and meta.execution_state == "idle"
+        and meta.execution_count == kernel.watch.now.execution_count
+    )
 
 
 async def _answer(kernel: TrackedKernel) -> None:

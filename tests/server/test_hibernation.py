@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import websocket
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.session import Session
+from jupyter_server.services.kernels.connection import base as wire
 
 from tests.harness.client import EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 from tests.server.rest import Api
 from tests.server.shell import Shell
 
+#: Untyped.
+_wire: Any = wire
 Start = Callable[..., KernelClient]
 
 
@@ -33,6 +41,48 @@ def state_of(api: Api, kernel: KernelClient) -> str:
 
 def is_idle(api: Api, kernel: KernelClient) -> None:
     wait_for("it is awake and idle", lambda: state_of(api, kernel) == "idle", 30)
+
+
+@contextmanager
+def own_client(home: Home, kernel: KernelClient) -> Iterator[BlockingKernelClient]:
+    """A client on the kernel's own sockets, of which its server does not hear."""
+    client = BlockingKernelClient()
+    client.load_connection_file(str(home.data / "runtime" / f"kernel-{kernel.id}.json"))
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=30)
+        yield client
+    finally:
+        client.stop_channels()
+
+
+class BinaryPage:
+    """A page that speaks Jupyter's newer websocket protocol, as JupyterLab does."""
+
+    PROTOCOL = "v1.kernel.websocket.jupyter.org"
+
+    def __init__(self, server: JupyterServer, kernel: KernelClient) -> None:
+        session = uuid.uuid4().hex
+        url = server.client.base_url.replace("http", "ws", 1)
+        self._session = Session(session=session)
+        self._socket = websocket.create_connection(
+            f"{url}api/kernels/{kernel.id}/channels?session_id={session}",
+            header={"Authorization": f"token {server.token}"},
+            subprotocols=[self.PROTOCOL],
+            timeout=30,
+        )
+        assert self._socket.getsubprotocol() == self.PROTOCOL
+
+    def send(self, kind: str, content: dict[str, Any], channel: str = "shell") -> None:
+        message = self._session.msg(kind, content)
+        data = _wire.serialize_msg_to_ws_v1(message, channel, self._session.pack)
+        self._socket.send_binary(data)
+
+    def send_text(self, text: str) -> None:
+        self._socket.send(text)
+
+    def close(self) -> None:
+        self._socket.close(timeout=5)  # waits until the server has seen it
 
 
 def resident(pid: int) -> int:
@@ -122,6 +172,61 @@ def test_used_while_it_is_saved_it_runs_on(
     ended = api.finish(operation)
     assert (ended["status"], ended["error"]["reason"]) == ("failed", "busy")
     assert kernel.run("print(n)") == "1" and kernel.pid == pid
+
+
+def test_used_through_its_own_sockets_it_runs_on(
+    server: JupyterServer, api: Api, lasting_home: Home, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run("import os; data = os.urandom(128 << 20)")  # so that storing takes a moment
+    with own_client(lasting_home, kernel) as client:
+        operation = api.begin(f"/kernels/{kernel.id}/hibernate")
+        events.wait_for("operation", phase="storing", kernel_id=kernel.id)
+        assert client.execute_interactive("n = 1", timeout=30)["content"]["status"] == "ok"
+        ended = api.finish(operation)
+    assert (ended["status"], ended["error"]["reason"]) == ("failed", "busy")
+    assert kernel.run("print(n)") == "1"
+
+
+@pytest.mark.parametrize("is_last", [False, True], ids=["another-page-open", "the-only-page"])
+def test_a_page_that_goes_leaves_its_messages(
+    server: JupyterServer, api: Api, start: Start, events: EventStream, is_last: bool
+) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    page = BinaryPage(server, kernel)
+    if is_last:
+        kernel.close()
+    hibernate(api, kernel)
+    page.send("debug_request", {"type": "request", "seq": 1, "command": "debugInfo"}, "control")
+    page.send_text("not a message")
+    page.send("execute_request", {"code": "x += 1", "silent": False, "allow_stdin": False})
+    page.close()
+    again = server.client.connect(kernel.id)
+    again.run("x += 10")
+    wait_for("both cells ran", lambda: again.run("print(x)") == "12", 30)
+    is_idle(api, kernel)
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert event["cause"] == "wake"
+    assert events.of("operation", kernel_id=kernel.id, status="failed") == []
+
+
+def test_damage_is_noted_and_the_next_try_saves_anew(
+    server: JupyterServer, api: Api, lasting_home: Home, start: Start
+) -> None:
+    kernel = start()
+    kernel.run("import os; x, data = 41, os.urandom(8 << 20)")
+    first = server.client.save(kernel)["state_id"]
+    saved = server.client.save(kernel)["state_id"]  # begun when all of the cell's end was heard
+    for state in (first, saved):
+        for pack in lasting_home.store.glob(f"*/packs/*/{state}-*.pack"):
+            with pack.open("r+b") as file:
+                file.seek(64)
+                file.write(bytes(64))
+    assert api.failed(f"/kernels/{kernel.id}/hibernate")["reason"] == "state_damaged"
+    assert api.get(f"/states/{saved}")["damage"]
+    assert hibernate(api, kernel) != saved
+    assert kernel.run("print(x)") == "41"
 
 
 def test_a_failed_wake_leaves_the_state_and_tells_the_cell(
