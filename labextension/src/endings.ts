@@ -53,17 +53,31 @@ export class Endings {
 
   private _saved(event: IServerEvent): string {
     const { trans } = this._options;
+    const { sure } = event;
     const missing = event.not_saved.length;
     if (missing > 0) {
-      return trans._n(
-        'This server ends, and one kernel could not be saved.',
-        'This server ends, and %1 kernels could not be saved.',
-        missing
-      );
+      return sure
+        ? trans._n(
+            'This server ends, and one kernel could not be saved.',
+            'This server ends, and %1 kernels could not be saved.',
+            missing
+          )
+        : trans._n(
+            'This server may end, and one kernel could not be saved.',
+            'This server may end, and %1 kernels could not be saved.',
+            missing
+          );
     }
-    return event.not_uploaded > 0
-      ? trans.__('This server ends. Kernels are saved, on this node only.')
-      : trans.__('This server ends. Kernels are saved.');
+    if (event.not_uploaded > 0) {
+      return sure
+        ? trans.__('This server ends. Kernels are saved, on this node only.')
+        : trans.__(
+            'This server may end. Kernels are saved, on this node only.'
+          );
+    }
+    return sure
+      ? trans.__('This server ends. Kernels are saved.')
+      : trans.__('This server may end. Kernels are saved.');
   }
 
   private _show(

@@ -31,6 +31,7 @@ export function undoneCells<T extends IRanCell>(
 ): T[] {
   const saved = from.execution_count ?? 0;
   const last = from.last_execution_count ?? Infinity;
+  const begun = beginOf(from);
   return cells
     .filter(({ id, count, source, ran }) => {
       if (count === null || count <= saved || count > last) {
@@ -42,14 +43,45 @@ export function undoneCells<T extends IRanCell>(
       }
       if (
         ran &&
-        (isBefore(ran, from.created) || isBefore(from.restored, ran))
+        (isBefore(ran, begun) || isBefore(from.restored, ran))
       ) {
         return false;
       }
-      // It was run again since, if that is what the kernel has there now.
-      return history?.get(count)?.trimEnd() !== source.trimEnd();
+      const now = history?.get(count);
+      if (now === undefined) {
+        return true;
+      }
+      // The kernel has used the number again: for this cell, edited since or
+      // not, unless it is another one's that has this number too.
+      return (
+        !isSame(now, source) &&
+        cells.some(
+          other =>
+            other.id !== id &&
+            other.count === count &&
+            isSame(now, other.source)
+        )
+      );
     })
     .sort((a, b) => a.count! - b.count!);
+}
+
+/**
+ * When the save began, before it took the kernel's memory; to the second below.
+ *
+ * `created` is when all was stored, until when the kernel ran on.
+ */
+function beginOf({ state_id, created }: IRestoredFrom): string {
+  const parts = /^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z/.exec(state_id);
+  if (!parts) {
+    return created;
+  }
+  const [, year, month, day, hours, minutes, seconds] = parts;
+  return `${year}-${month}-${day}T${hours}:${minutes}:${seconds}Z`;
+}
+
+function isSame(code: string, other: string): boolean {
+  return code.trimEnd() === other.trimEnd();
 }
 
 function isBefore(a: string, b: string): boolean {

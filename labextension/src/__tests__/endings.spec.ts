@@ -55,6 +55,18 @@ describe('Endings', () => {
     expect(shown()).toEqual([
       'warning: This server may end in 120 s: kernels are saved.'
     ]);
+    say({ ending_id: 'E2', sure: false });
+    expect(shown()).toEqual([
+      'success: This server may end. Kernels are saved.'
+    ]);
+    say({ ending_id: 'E2', sure: false, not_uploaded: 1 });
+    expect(shown()).toEqual([
+      'warning: This server may end. Kernels are saved, on this node only.'
+    ]);
+    say({ ending_id: 'E2', sure: false, not_saved: ['a.ipynb', 'b.ipynb'] });
+    expect(shown()).toEqual([
+      'warning: This server may end, and 2 kernels could not be saved.'
+    ]);
     say({ ending_id: 'E2', not_saved: ['a.ipynb', 'b.ipynb'] });
     expect(shown()).toEqual([
       'warning: This server ends, and 2 kernels could not be saved.'

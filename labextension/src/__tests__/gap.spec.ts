@@ -62,12 +62,27 @@ describe('undoneCells', () => {
     expect(undone(cells)).toEqual(['between']);
   });
 
+  it('has the cells that ran while the state was being stored', () => {
+    const state_id = '20260101T115930Z-0a1b2c3d';
+    const cells = [
+      cell('before', 9, { ran: '2026-01-01T11:59:29.9Z' }),
+      cell('meanwhile', 4, { ran: '2026-01-01T11:59:31Z' })
+    ];
+    expect(undone(cells, { state_id })).toEqual(['meanwhile']);
+  });
+
+  it('does not have what was run again and then edited', () => {
+    const cells = [cell('a', 4, { source: 'a, edited' }), cell('b', 5)];
+    expect(undone(cells, {}, [[4, 'a']])).toEqual(['b']);
+  });
+
   it('does not have what the kernel has run again', () => {
     const cells = [cell('a', 4), cell('b', 5)];
     expect(undone(cells, {}, [])).toEqual(['a', 'b']);
     expect(undone(cells, {}, [[4, 'a\n']])).toEqual(['b']);
     // Another cell has this counter now.
-    expect(undone(cells, {}, [[4, 'c']])).toEqual(['a', 'b']);
+    const twin = [...cells, cell('c', 4)];
+    expect(undone(twin, {}, [[4, 'c']])).toEqual(['a', 'b']);
   });
 
   it('judges a cell that was edited since by its counter', () => {

@@ -22,7 +22,14 @@ describe('reasonText', () => {
     expect(reasonText(aState({ reason: 'idle' }), trans)).toBe(
       'Saved while idle'
     );
-    for (const reason of ['interval', 'long_cell', 'shutdown', 'cull']) {
+    for (const reason of [
+      'interval',
+      'long_cell',
+      'shutdown',
+      'preemption',
+      'cull',
+      'hibernate'
+    ]) {
       expect(reasonText(aState({ reason }), trans)).toMatch(/^Saved /);
     }
     expect(reasonText(aState({ reason: 'drain' }), trans)).toBe('drain');

@@ -48,6 +48,8 @@ export function reasonText(state: IState, trans: TranslationBundle): string {
       return trans.__('Saved before its server was taken away');
     case 'cull':
       return trans.__('Saved before it was ended for being idle');
+    case 'hibernate':
+      return trans.__('Saved to hibernate');
     default:
       return state.reason;
   }
