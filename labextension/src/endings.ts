@@ -1,10 +1,11 @@
-import { Notification } from '@jupyterlab/apputils';
+import type { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { showDetails } from './dialogs/details';
 import type { IServerEvent } from './events';
 import { formatSeconds } from './format';
 import type { KernelStates } from './model';
+import { show } from './toasts';
 
 /** Tells that the server is about to end, and what is saved before that. */
 export class Endings {
@@ -88,9 +89,7 @@ export class Endings {
   ): void {
     const id = this._shown.get(ending);
     const options = { autoClose: false as const, actions };
-    if (!id || !Notification.update({ id, message, type, ...options })) {
-      this._shown.set(ending, Notification.emit(message, type, options));
-    }
+    this._shown.set(ending, show(id, message, type, options));
   }
 
   private _shown = new Map<string, string>();

@@ -41,10 +41,7 @@ export function undoneCells<T extends IRanCell>(
         // So it was before the save: it ran in an earlier kernel.
         return false;
       }
-      if (
-        ran &&
-        (isBefore(ran, begun) || isBefore(from.restored, ran))
-      ) {
+      if (ran && (isBefore(ran, begun) || isBefore(from.restored, ran))) {
         return false;
       }
       const now = history?.get(count);

@@ -36,15 +36,24 @@ export class Gaps {
     const { model, pages } = _options;
     model.changed.connect((_, kernelId) => this._onChanged(kernelId));
     model.kernelEvent.connect((_, event) => {
-      if (event.action === 'restored') {
-        void model.refresh(event.kernel_id);
+      const { action, kernel_id } = event;
+      if (action === 'restored' && pages.notebooks(kernel_id).length > 0) {
+        void model.refresh(kernel_id);
       }
     });
     pages.forEachContext(context => {
       context.statusChanged.connect((_, status) => {
-        const kernelId = context.session?.kernel?.id;
-        if (kernelId && status.endsWith('restarting')) {
-          this._clear(kernelId);
+        if (status.endsWith('restarting')) {
+          pages.notebooksOf(context).forEach(panel => this._clear(panel));
+        }
+      });
+      context.kernelChanged.connect((_, { newValue }) => {
+        for (const panel of pages.notebooksOf(context)) {
+          const seen = this._seen.get(panel);
+          if (seen && seen.kernelId !== newValue?.id) {
+            this._clear(panel);
+            this._seen.delete(panel);
+          }
         }
       });
     });
@@ -52,16 +61,34 @@ export class Gaps {
 
   private _onChanged(kernelId: string): void {
     const { model, pages } = this._options;
-    const from = model.entry(kernelId).kernel?.restored_from;
-    if (!from) {
+    const { kernel } = model.entry(kernelId);
+    if (!kernel) {
       return;
     }
+    const from = kernel.restored_from;
     for (const panel of pages.notebooks(kernelId)) {
-      // A panel is looked at once for each restore, however often it is told.
-      if (this._seen.get(panel) !== from.restored) {
-        this._seen.set(panel, from.restored);
-        void this._look(panel, kernelId, from);
+      if (!from) {
+        // Started empty, from another page maybe.
+        this._clear(panel);
+        continue;
       }
+      const before = this._seen.get(panel);
+      // A panel is looked at once for each restore, however often it is told.
+      if (before?.restored === from.restored) {
+        continue;
+      }
+      this._seen.set(panel, { kernelId, restored: from.restored });
+      if (before && from.cause === 'wake') {
+        // What hibernated and woke is the same kernel, with the same gap.
+        if (isDismissed(kernelId, before.restored)) {
+          rememberDismissed(kernelId, from.restored);
+        }
+        if (this._gaps.has(panel)) {
+          continue;
+        }
+      }
+      this._clear(panel, true);
+      void this._look(panel, kernelId, from);
     }
   }
 
@@ -71,19 +98,26 @@ export class Gaps {
     kernelId: string,
     from: IRestoredFrom
   ): Promise<void> {
+    const look = {};
+    this._looks.set(panel, look);
     await panel.context.ready;
-    if (isDismissed(kernelId, from)) {
-      return;
-    }
     const kernel = panel.sessionContext.session?.kernel;
-    if (!kernel || undoneCells(codeCells(panel), from, null).length === 0) {
+    if (
+      !kernel ||
+      isDismissed(kernelId, from.restored) ||
+      undoneCells(codeCells(panel), from, null).length === 0
+    ) {
       return;
     }
     const asked = askHistory(kernel, (from.execution_count ?? 0) + 1);
     const show = (history: History | null) => {
-      if (!panel.isDisposed && this._seen.get(panel) === from.restored) {
+      // It may have been restarted or changed for another one meanwhile.
+      const isCurrent =
+        this._looks.get(panel) === look &&
+        panel.sessionContext.session?.kernel?.id === kernelId;
+      if (isCurrent && !panel.isDisposed) {
         const cells = undoneCells(codeCells(panel), from, history);
-        this._show(new Gap(panel, kernelId, from, cells, this._options));
+        this._show(panel, kernelId, from, cells);
       }
     };
     const inTime = await Promise.race([asked, timeOut(HISTORY_TIMEOUT)]);
@@ -91,27 +125,73 @@ export class Gaps {
     if (inTime === undefined) {
       // A kernel in the middle of a cell answers later.
       const late = await asked;
-      if (late && this._gaps.get(panel)) {
+      if (late && this._gaps.has(panel)) {
         show(late);
       }
     }
   }
 
-  private _show(gap: Gap): void {
-    this._gaps.get(gap.panel)?.dispose();
-    this._gaps.set(gap.panel, gap);
+  private _show(
+    panel: NotebookPanel,
+    kernelId: string,
+    from: IRestoredFrom,
+    cells: IOpenCell[]
+  ): void {
+    const before = this._gaps.get(panel);
+    if (!before && cells.length === 0) {
+      return;
+    }
+    // The notice stays, for the new marks.
+    before?.dispose();
+    const gap = new Gap(kernelId, from, cells, {
+      ...this._options,
+      runAgain: found => void this._runAgain(panel, found),
+      dismiss: () => {
+        const restored = this._seen.get(panel)?.restored ?? from.restored;
+        rememberDismissed(kernelId, restored);
+        this._clear(panel);
+      }
+    });
+    this._gaps.set(panel, gap);
     gap.show();
   }
 
-  private _clear(kernelId: string): void {
-    for (const panel of this._options.pages.notebooks(kernelId)) {
-      this._gaps.get(panel)?.dispose();
-      this._gaps.delete(panel);
+  /** Once, however often it is asked for meanwhile. */
+  private async _runAgain(
+    panel: NotebookPanel,
+    cells: CodeCell[]
+  ): Promise<void> {
+    if (this._running.has(panel)) {
+      return;
+    }
+    this._running.add(panel);
+    try {
+      const { content, sessionContext } = panel;
+      await NotebookActions.runCells(content, cells, sessionContext);
+    } finally {
+      this._running.delete(panel);
     }
   }
 
+  /**
+   * Remove the marks of a notebook, and what was said of them.
+   *
+   * @param keep - whether what else its notice says stays
+   */
+  private _clear(panel: NotebookPanel, keep = false): void {
+    this._looks.delete(panel);
+    this._gaps.get(panel)?.close(keep);
+    this._gaps.delete(panel);
+  }
+
   private _gaps = new WeakMap<NotebookPanel, Gap>();
-  private _seen = new WeakMap<NotebookPanel, string>();
+  /** The look that is going on, or was the last: a cleared notebook has none. */
+  private _looks = new WeakMap<NotebookPanel, object>();
+  private _running = new WeakSet<NotebookPanel>();
+  private _seen = new WeakMap<
+    NotebookPanel,
+    { kernelId: string; restored: string }
+  >();
 }
 
 export namespace Gaps {
@@ -126,11 +206,10 @@ export namespace Gaps {
 /** The marked cells of one notebook, and the notice about them. */
 class Gap {
   constructor(
-    readonly panel: NotebookPanel,
     private readonly _kernelId: string,
     private readonly _from: IRestoredFrom,
     cells: IOpenCell[],
-    private readonly _options: Pick<Gaps.IOptions, 'notices' | 'trans'>
+    private readonly _options: Gap.IOptions
   ) {
     this._marks = cells.map(({ cell }) => new Mark(cell, this._text()));
   }
@@ -145,17 +224,28 @@ class Gap {
     this._tell(true);
   }
 
+  /**
+   * Remove the marks, and what was said of them.
+   *
+   * @param keep - whether what else the notice says stays
+   */
+  close(keep: boolean): void {
+    this.dispose();
+    this._options.notices.gapClosed(this._kernelId, keep);
+  }
+
+  /** Remove the marks only. */
   dispose(): void {
     this._marks.forEach(mark => mark.dispose());
     this._marks = [];
-    this._tell(false);
   }
 
   private _tell(isNew: boolean): void {
-    const { notices, trans } = this._options;
+    const { dismiss, notices, runAgain, trans } = this._options;
     const count = this._marks.length;
     if (count === 0) {
-      notices.gapClosed(this._kernelId);
+      // New and without marks: the kernel has them all, as it says late.
+      notices.gapClosed(this._kernelId, isNew);
       return;
     }
     const time = formatTime(this._from.created);
@@ -168,23 +258,16 @@ class Gap {
         time
       ),
       {
-        runAgain: () => void this._runAgain(),
-        dismiss: () => {
-          rememberDismissed(this._kernelId, this._from);
-          this.dispose();
-        }
+        stateId: this._from.state_id,
+        // In the order in which they ran; the marks go as they run.
+        runAgain: () =>
+          runAgain(
+            this._marks.map(mark => mark.cell).filter(cell => !cell.isDisposed)
+          ),
+        dismiss
       },
       isNew
     );
-  }
-
-  /** In the order in which they ran; the marks go as they run. */
-  private async _runAgain(): Promise<void> {
-    const { content, sessionContext } = this.panel;
-    const cells = this._marks
-      .map(mark => mark.cell)
-      .filter(cell => !cell.isDisposed);
-    await NotebookActions.runCells(content, cells, sessionContext);
   }
 
   private _text(): string {
@@ -195,6 +278,15 @@ class Gap {
   }
 
   private _marks: Mark[];
+}
+
+namespace Gap {
+  export interface IOptions {
+    notices: Notices;
+    trans: TranslationBundle;
+    runAgain: (cells: CodeCell[]) => void;
+    dismiss: () => void;
+  }
 }
 
 /** The mark at a cell; it goes when the cell has been run again. */
@@ -308,12 +400,12 @@ function dismissed(): string[] {
   }
 }
 
-function isDismissed(kernelId: string, from: IRestoredFrom): boolean {
-  return dismissed().includes(`${kernelId} ${from.restored}`);
+function isDismissed(kernelId: string, restored: string): boolean {
+  return dismissed().includes(`${kernelId} ${restored}`);
 }
 
-function rememberDismissed(kernelId: string, from: IRestoredFrom): void {
-  const all = [...dismissed(), `${kernelId} ${from.restored}`];
+function rememberDismissed(kernelId: string, restored: string): void {
+  const all = [...dismissed(), `${kernelId} ${restored}`];
   try {
     window.localStorage.setItem(
       DISMISSED,

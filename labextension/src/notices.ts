@@ -7,9 +7,7 @@ import { explain } from './face';
 import type { OperationFollower } from './follower';
 import { formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
-
-/** Longest notification that JupyterLab shows whole, in characters. */
-const LONGEST_MESSAGE = 140;
+import { LONGEST_MESSAGE, dismiss, isDrawn, show } from './toasts';
 
 /** How long a success stays on screen, in milliseconds. */
 const SUCCESS_SHOWN = 6000;
@@ -21,15 +19,22 @@ const DRAWING = 3000;
 interface IRestoreNotice {
   id: string;
   at: number;
-  /** That it was restored. */
+  /** That it was restored; empty where that was not told. */
   message: string;
+  type: 'success' | 'warning';
   actions: Notification.IAction[];
-  /** Tell anew of the cells that are undone, where that was told. */
-  tellGap?: () => void;
+  /** The cells that are undone, where they were told of. */
+  gap?: {
+    stateId: string;
+    /** Tell of them anew. */
+    tell: () => void;
+  };
 }
 
 /** What the user can do about cells that are undone. */
 export interface IGapActions {
+  /** The state that the kernel went back to. */
+  stateId: string;
   runAgain: () => void;
   dismiss: () => void;
 }
@@ -69,7 +74,7 @@ export class Notices {
     });
     follower.changed.connect((_, { progress }) => {
       // An update would bring back a notification that the user has hidden.
-      if (document.getElementById(id)) {
+      if (isDrawn(id)) {
         const message = `${text} ${formatPercent(progress)}`;
         Notification.update({ id, message, progress });
       }
@@ -156,15 +161,17 @@ export class Notices {
         callback: startFresh
       }
     ];
+    const said = { at: Date.now(), message, type: 'warning' as const, actions };
+    const before = this._restores.get(kernelId);
+    if (before?.gap && isShown(before)) {
+      // It was quicker: one notice for both.
+      this._restores.set(kernelId, { ...before, ...said });
+      before.gap.tell();
+      return;
+    }
     const options = { autoClose: false as const, actions };
     const id = Notification.emit(message, 'warning', options);
-    const before = this._restores.get(kernelId);
-    this._restores.set(kernelId, { id, at: Date.now(), message, actions });
-    if (before?.tellGap && isShown(before)) {
-      // It was quicker: one notice for both.
-      Notification.dismiss(before.id);
-      before.tellGap();
-    }
+    this._restores.set(kernelId, { ...said, id });
   }
 
   /**
@@ -179,7 +186,7 @@ export class Notices {
     gapActions: IGapActions,
     isNew: boolean
   ): void {
-    const { runAgain, dismiss } = gapActions;
+    const { stateId, runAgain } = gapActions;
     const trans = this._trans;
     const said = this._restores.get(kernelId);
     const shown = !!said && isShown(said);
@@ -207,28 +214,45 @@ export class Notices {
           {
             label: trans.__('Dismiss'),
             caption: trans.__('Remove the marks'),
-            callback: dismiss
+            callback: gapActions.dismiss
           }
         ]
       }
     );
     this._restores.set(kernelId, {
       message: '',
+      type: 'warning',
       actions: [],
       ...base,
       id,
-      at: Date.now(),
-      tellGap: () => this.gap(kernelId, text, gapActions, true)
+      // A notice that the user closed is not brought back by a change.
+      at: base?.at ?? Date.now(),
+      gap: { stateId, tell: () => this.gap(kernelId, text, gapActions, true) }
     });
   }
 
-  /** No cell is marked any more. */
-  gapClosed(kernelId: string): void {
+  /**
+   * No cell is marked any more.
+   *
+   * @param keep - whether what else the notice says stays
+   */
+  gapClosed(kernelId: string, keep: boolean): void {
     const said = this._restores.get(kernelId);
-    if (said) {
-      this._restores.delete(kernelId);
-      Notification.dismiss(said.id);
+    if (!said?.gap) {
+      return;
     }
+    const { id, message, type, actions } = said;
+    if (!keep || !message) {
+      this._restores.delete(kernelId);
+      dismiss(id);
+      return;
+    }
+    const autoClose = closesAfter(type);
+    this._restores.set(kernelId, {
+      ...said,
+      id: isShown(said) ? show(id, message, type, { autoClose, actions }) : id,
+      gap: undefined
+    });
   }
 
   private _ended(operation: IOperation, id: string): void {
@@ -271,13 +295,26 @@ export class Notices {
         result.warnings.length > 0
           ? [this._worthKnowing(message, result.warnings)]
           : [];
-      const now =
-        actions.length > 0
-          ? show(id, message, 'warning', { autoClose: false, actions })
-          : show(id, message, 'success', { autoClose: SUCCESS_SHOWN, actions });
+      const type = actions.length > 0 ? 'warning' : 'success';
+      const autoClose = closesAfter(type);
+      const now = show(id, message, type, { autoClose, actions });
       if (kind === 'restore') {
-        const said = { id: now, at: Date.now(), message, actions };
-        this._restores.set(result.kernel_id, said);
+        const { kernel_id, state_id } = result;
+        const before = this._restores.get(kernel_id);
+        this._restores.set(kernel_id, {
+          id: now,
+          at: Date.now(),
+          message,
+          type,
+          actions
+        });
+        if (before) {
+          // Of an earlier restore, or of this one's gap, which was quicker.
+          dismiss(before.id);
+          if (before.gap?.stateId === state_id && isShown(before)) {
+            before.gap.tell();
+          }
+        }
       }
     }
   }
@@ -313,24 +350,10 @@ export class Notices {
 }
 
 function isShown(notice: IRestoreNotice): boolean {
-  return (
-    document.getElementById(notice.id) !== null ||
-    Date.now() - notice.at < DRAWING
-  );
+  return isDrawn(notice.id) || Date.now() - notice.at < DRAWING;
 }
 
-/**
- * Change a notification, or show a new one where it is gone.
- *
- * @returns its id
- */
-function show(
-  id: string | undefined,
-  message: string,
-  type: 'info' | 'success' | 'warning' | 'error',
-  options: Pick<Notification.IOptions<null>, 'autoClose' | 'actions'>
-): string {
-  return id && Notification.update({ id, message, type, ...options })
-    ? id
-    : Notification.emit(message, type, options);
+/** How long a notice of a type stays on screen. */
+function closesAfter(type: 'success' | 'warning'): number | false {
+  return type === 'success' ? SUCCESS_SHOWN : false;
 }

@@ -30,6 +30,11 @@ export class KernelPages {
     );
   }
 
+  /** The open views of a notebook, by the session that they share. */
+  notebooksOf(context: ISessionContext): NotebookPanel[] {
+    return this._notebooks.filter(panel => panel.sessionContext === context);
+  }
+
   /** The pages of a notebook or console. */
   ofPath(path: string | null): IKernelPage[] {
     return path ? this._filter(context => context.path === path) : [];

@@ -30,6 +30,7 @@ def test_cells_that_ran_after_the_save_are_marked_and_run_again_in_their_order(
             '"cell-4", "execution_count": null', '"cell-4", "execution_count": 4'
         )
     )
+    assert '"execution_count": 4' in file.read_text()
     with JupyterServer(home, app="lab") as server:
         page = open_page(server)
         page.open(path)

@@ -34,12 +34,18 @@ describe('Endings', () => {
   }
 
   function shown(): string[] {
+    jest.advanceTimersByTime(1000);
     return Notification.manager.notifications.map(
       ({ type, message }) => `${type}: ${message}`
     );
   }
 
-  afterEach(() => Notification.dismiss());
+  beforeEach(() => jest.useFakeTimers());
+
+  afterEach(() => {
+    Notification.dismiss();
+    jest.useRealTimers();
+  });
 
   it('tells once that the server ends, and then what is saved', () => {
     say({ action: 'ends', seconds: 25.4 });

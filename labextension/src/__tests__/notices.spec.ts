@@ -1,0 +1,151 @@
+import { Notification } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+
+import type { IOperation, KernelStateAPI } from '../api';
+import type { OperationFollower } from '../follower';
+import type { IGapActions } from '../notices';
+import { Notices } from '../notices';
+import { anOperation } from './fixtures';
+
+const trans = nullTranslator.load('');
+const DIED = 'The kernel died and was restored to its state saved just now.';
+const RESTORED = 'Kernel state restored (118 MB in 1.2 s)';
+
+/** What is on screen, newest first: type, message and buttons. */
+function shown(): string[] {
+  jest.advanceTimersByTime(1000);
+  return Notification.manager.notifications.map(({ type, message, options }) =>
+    [type, message, ...(options.actions ?? []).map(({ label }) => label)].join(
+      ' | '
+    )
+  );
+}
+
+/** What JupyterLab does after a while: the notifications are on screen. */
+function draw(): void {
+  document.body.replaceChildren();
+  for (const { id, message } of Notification.manager.notifications) {
+    const node = document.createElement('div');
+    node.id = id;
+    node.innerHTML = '<div class="jp-toast-message"></div>';
+    node.firstElementChild!.textContent = message;
+    document.body.append(node);
+  }
+}
+
+describe('Notices of a gap', () => {
+  let notices: Notices;
+  const actions: IGapActions = {
+    stateId: 'S1',
+    runAgain: jest.fn(),
+    dismiss: jest.fn()
+  };
+
+  async function restore(stateId: string): Promise<void> {
+    const operation = anOperation({ kind: 'restore' });
+    const final: IOperation = {
+      ...operation,
+      status: 'done',
+      result: {
+        kernel_id: 'K1',
+        path: 'a.ipynb',
+        seconds: 1.2,
+        size: 118_000_000,
+        state_id: stateId,
+        warnings: []
+      } as unknown as IOperation['result']
+    };
+    await notices.follow({
+      operation,
+      changed: { connect: () => true },
+      done: Promise.resolve(final)
+    } as unknown as OperationFollower);
+  }
+
+  beforeEach(() => {
+    jest.useFakeTimers();
+    notices = new Notices({} as KernelStateAPI, trans);
+  });
+
+  afterEach(() => {
+    Notification.dismiss();
+    document.body.replaceChildren();
+    jest.useRealTimers();
+  });
+
+  const died = () => notices.restored('K1', 'just now', null, () => undefined);
+
+  it.each(['the death', 'the gap'])(
+    'are one with the death, also where %s is told first',
+    first => {
+      const tell = [died, () => notices.gap('K1', '2 cells.', actions, true)];
+      (first === 'the death' ? tell : tell.reverse()).forEach(told => told());
+      expect(shown()).toEqual([
+        `warning | ${DIED} 2 cells. | Run These Again | Start Fresh Instead | Dismiss`
+      ]);
+    }
+  );
+
+  it('go with the last mark, however soon after the one before', () => {
+    notices.gap('K1', '2 cells.', actions, true);
+    draw();
+    notices.gap('K1', '1 cell.', actions, false);
+    notices.gapClosed('K1', false);
+    // JupyterLab draws changes later, each by a timer: only then it may go.
+    jest.advanceTimersByTime(10);
+    expect(Notification.manager.count).toBe(1);
+    expect(shown()).toEqual([]);
+  });
+
+  it('are changed until they are drawn so', () => {
+    died();
+    draw();
+    const changes: string[] = [];
+    Notification.manager.changed.connect((_, { notification }) => {
+      changes.push(notification.message);
+    });
+    notices.gap('K1', '2 cells.', actions, true);
+    jest.advanceTimersByTime(350); // JupyterLab has lost it
+    expect(changes).toEqual(Array(4).fill(`${DIED} 2 cells.`));
+
+    draw();
+    jest.advanceTimersByTime(20_000);
+    expect(changes).toHaveLength(4);
+  });
+
+  it('leave what was said of the death where the kernel has all cells', () => {
+    died();
+    notices.gap('K1', '2 cells.', actions, true);
+    notices.gapClosed('K1', true);
+    expect(shown()).toEqual([`warning | ${DIED} | Start Fresh Instead`]);
+    notices.gapClosed('K1', false); // no gap is left to close
+    expect(shown()).toHaveLength(1);
+  });
+
+  it('give way to a restore from another state', async () => {
+    notices.gap('K1', '2 cells.', actions, true);
+    await restore('S3');
+    expect(shown()).toEqual([`success | ${RESTORED}`]);
+    // Its marks are cleared after that.
+    notices.gapClosed('K1', true);
+    expect(shown()).toEqual([`success | ${RESTORED}`]);
+  });
+
+  it('are one with the restore that they are of', async () => {
+    notices.gap('K1', '2 cells.', actions, true);
+    await restore('S1');
+    expect(shown()).toEqual([
+      `warning | ${RESTORED} 2 cells. | Run These Again | Dismiss`
+    ]);
+  });
+
+  it('stay closed where the user closed them', () => {
+    notices.gap('K1', '3 cells.', actions, true);
+    for (const left of [2, 1]) {
+      // Not on screen: nothing draws it here.
+      jest.advanceTimersByTime(2000);
+      notices.gap('K1', `${left} cells.`, actions, false);
+    }
+    expect(shown()[0]).toContain('2 cells.');
+  });
+});
