@@ -314,11 +314,14 @@ class Leases:
         states = self._store.states(kernel_id)
         if not states:
             return None
-        best = next((state for state in states if state.damage is None), states[0])
-        bad = {state.id: state.damage for state in states if state.damage is not None}
-        bad |= {bad.state_id: bad.message for bad in self._store.damaged(kernel_id)}
-        newer = sorted((state_id for state_id in bad if state_id > best.id), reverse=True)
-        return best, {state_id: bad[state_id] for state_id in newer}
+        at = next((at for at, state in enumerate(states) if state.damage is None), 0)
+        best = states[at]
+        newer = {state.id: state.damage for state in states[:at] if state.damage is not None}
+        for bad in self._store.damaged(kernel_id):
+            # When it was made is only known to the second; what follows in the id is chance.
+            if bad.state_id.partition("-")[0] >= best.id.partition("-")[0]:
+                newer[bad.state_id] = bad.message
+        return best, dict(sorted(newer.items(), reverse=True))
 
     def forget_stateless(self) -> None:
         """Remove the records of lost kernels that no state was made of; for a worker thread.
