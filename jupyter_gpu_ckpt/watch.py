@@ -60,11 +60,11 @@ class _Change(NamedTuple):
 class WatchListener(Protocol):
     """Who hears what a kernel does; called on the event loop."""
 
-    def cell_started(self) -> None:
-        """A cell runs."""
+    def cell_started(self, at: float) -> None:
+        """A cell began to run at that Unix time, by the kernel's own clock."""
 
-    def cell_ended(self, seconds: float) -> None:
-        """A cell ended after so long, by the kernel's own clock."""
+    def cell_ended(self, at: float, seconds: float) -> None:
+        """A cell ended at that Unix time after so long, by the kernel's own clock."""
 
     def was_touched(self) -> None:
         """The kernel did something else: it printed, or a widget was used."""
@@ -242,7 +242,7 @@ class KernelWatch:
         if header["msg_type"] == "execute_input":
             count = int(content["execution_count"])
             self._cell_began = date
-            tell = self._listener.cell_started
+            tell = partial(self._listener.cell_started, date)
         elif content["execution_state"] == "starting":
             state, count, in_flight = "idle", None, None
         elif parent.get("msg_type") == "execute_request":
@@ -265,7 +265,7 @@ class KernelWatch:
         began, self._cell_began = self._cell_began, None
         if began is None:
             return None
-        return partial(self._listener.cell_ended, max(0.0, date - began))
+        return partial(self._listener.cell_ended, date, max(0.0, date - began))
 
 
 def _seconds(date: str) -> float:

@@ -96,26 +96,29 @@ class Work:
 
     # -- WatchListener -------------------------------------------------------------------
 
-    def cell_started(self) -> None:
-        """A cell runs."""
+    def cell_started(self, at: float) -> None:
+        """A cell runs since that Unix time."""
         self._is_running, self._is_pristine = True, False
-        self.was_touched()
+        self._touched(_monotonic(at))
 
-    def cell_ended(self, seconds: float) -> None:
-        """A cell ended after so long."""
+    def cell_ended(self, at: float, seconds: float) -> None:
+        """A cell ended at that Unix time, after so long."""
         self._is_running = False
+        ended = _monotonic(at)
         if 0 < self.policy.long_cell < seconds:
-            self.long_cell_at = time.monotonic()
-        self.was_touched()
+            self.long_cell_at = ended
+        self._touched(ended)
         self._observer.worked(self)
 
     def was_touched(self) -> None:
         """The kernel did something."""
-        if self._is_pristine:
-            return
-        self.touched_at = time.monotonic()
-        if self._unsaved_since is None:
-            self._unsaved_since = self.touched_at
+        if not self._is_pristine:
+            self._touched(time.monotonic())
+
+    def _touched(self, at: float) -> None:
+        self.touched_at = max(self.touched_at, at)
+        if self._unsaved_since is None and (self.saved_at is None or at > self.saved_at):
+            self._unsaved_since = at
             self._observer.worked(self)
 
     def asked(self, data: dict[str, Any]) -> None:
@@ -181,3 +184,8 @@ class Work:
             return None
         when, reason = min(times)
         return max(when, self._not_before), reason
+
+
+def _monotonic(at: float) -> float:
+    """A Unix time of this node in monotonic seconds: kernels are heard of a little later."""
+    return time.monotonic() - max(0.0, time.time() - at)

@@ -193,7 +193,7 @@ class Quiet:
 def test_saves_of_a_working_kernel_cost_no_more_than_the_limit() -> None:
     policy = AutoSave(interval=60.0, idle=0.0, long_cell=0.0).defaults()
     work = Work(cast(TrackedKernel, None), policy, Quiet())
-    work.cell_started()
+    work.cell_started(time.time())
     began = work.touched_at
     assert work.due(0.02) == (began + 60.0, "interval")
     work.saved(began + 60.0, seconds=3.0, frozen=0.5)
