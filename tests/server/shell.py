@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 from typing import Any
 
@@ -70,7 +71,7 @@ class Shell:
         )
 
     def terminal(self, *arguments: str, columns: int = 100) -> pexpect.spawn[str]:
-        """Run one command in a terminal."""
+        """Run one command in a terminal, with a terminal's signals whatever the tests ignore."""
         return pexpect.spawn(
             PROGRAM[0],
             [*PROGRAM[1:], *arguments],
@@ -79,4 +80,5 @@ class Shell:
             encoding="utf-8",
             dimensions=(40, columns),
             timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )

@@ -59,7 +59,7 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
 def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
     config = {
         "AutoSave": {
-            "shutdown_deadline": 12.0,
+            "shutdown_deadline": 9.0,
             "shutdown_parallel": 1,
             "idle": 0.0,
             "interval": 0.0,
@@ -72,7 +72,7 @@ def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
             kernels = {n: server.client.start(home.add_notebook(f"{n}.ipynb")) for n in names}
             kernels["slow"].run(
                 "import time\nfrom jupyter_gpu_ckpt.hooks import before_save\n"
-                "%load_ext jupyter_gpu_ckpt\nbefore_save(lambda: time.sleep(12.5))"
+                "%load_ext jupyter_gpu_ckpt\nbefore_save(lambda: time.sleep(9.5))"
             )
             begun = server.client.begin_save(kernels["slow"])
             server.client.done(begun)  # now it is known how long that takes
