@@ -26,7 +26,7 @@ from .client import Server
 from .drill_report import Check, Recovery, Report
 from .errors import CliError
 from .kernel import OwnKernel
-from .options import server_options
+from .options import server_options, timeout_option
 from .select import Target, api_path
 
 #: Seconds within which the server has to begin with the restore of a kernel that was killed.
@@ -59,14 +59,7 @@ class _Notebook(msgspec.Struct):
     metavar="FILE",
     help="Write the JSON there too.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a run of the notebook, the save and the recovery may take each.",
-)
+@timeout_option("How long a run of the notebook, the save and the recovery may take each.")
 @server_options
 def drill(
     target: Target,

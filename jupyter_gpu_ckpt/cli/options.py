@@ -31,16 +31,23 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_target
 
 
-def wait_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that starts an operation ``--no-wait`` and ``--timeout``."""
-    command = click.option(
+def timeout_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command ``--timeout``, an hour unless it is given."""
+    return click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         default=3600.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long to wait for the end; the operation goes on after that.",
-    )(command)
+        help=help,
+    )
+
+
+def wait_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that starts an operation ``--no-wait`` and ``--timeout``."""
+    command = timeout_option("How long to wait for the end; the operation goes on after that.")(
+        command
+    )
     return click.option(
         "--no-wait", is_flag=True, help="Return as soon as the operation has begun."
     )(command)

@@ -20,16 +20,21 @@ OpenPage = Callable[[JupyterServer], NotebookPage]
 CELLS = ["x = 41", "print(x + 1)"]
 
 
+def save(server: JupyterServer, open_page: OpenPage, path: str) -> tuple[NotebookPage, str]:
+    """Save a notebook's kernel by the button; the open page, and the kernel's id."""
+    page = open_page(server)
+    page.open(path)
+    page.run_cell(0)
+    page.press_save()
+    page.notification(SAVED)
+    return page, kernel_of(server, path)
+
+
 def save_and_kill(home: Home, open_page: OpenPage, node: Node | None) -> tuple[str, str, int]:
     """Save a notebook's kernel by the button and kill server and kernels; id, path and port."""
     with JupyterServer(home, node=node, app="lab") as server:
         path = home.add_notebook("work.ipynb", CELLS)
-        page = open_page(server)
-        page.open(path)
-        page.run_cell(0)
-        page.press_save()
-        page.notification(SAVED)
-        kernel_id = kernel_of(server, path)
+        page, kernel_id = save(server, open_page, path)
         page.page.close()
         if node is not None:
             node.kill()
@@ -72,12 +77,7 @@ def test_an_open_page_is_asked_when_the_new_server_is_there(
 ) -> None:
     path = home.add_notebook("work.ipynb", CELLS)
     with JupyterServer(home, app="lab") as server:
-        page = open_page(server)
-        page.open(path)
-        page.run_cell(0)
-        page.press_save()
-        page.notification(SAVED)
-        kernel_id = kernel_of(server, path)
+        page, kernel_id = save(server, open_page, path)
         server.kill()
         port = server.port
     with JupyterServer(home, app="lab", port=port) as server:
@@ -95,12 +95,7 @@ def test_an_open_page_goes_on_by_itself_where_kernels_are_always_restored(
 ) -> None:
     path = home.add_notebook("work.ipynb", CELLS)
     with JupyterServer(home, app="lab") as server:
-        page = open_page(server)
-        page.open(path)
-        page.run_cell(0)
-        page.press_save()
-        page.notification(SAVED)
-        kernel_id = kernel_of(server, path)
+        page, kernel_id = save(server, open_page, path)
         server.kill()
         port = server.port
     always = {"GpuCkpt": {"restore_on_start": "always"}}

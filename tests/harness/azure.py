@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.harness.node import REPOSITORY
-from tests.harness.s3 import Like, free_port, wait_for_port
+from tests.harness.s3 import Like, fetched_by, free_port, wait_for_port
 
 _ACCOUNT = "tests"
 _KEY = base64.b64encode(b"the key of an account in tests").decode()
@@ -24,12 +23,7 @@ class AzureServer:
     protocol = "abfs"
 
     def __init__(self) -> None:
-        where = subprocess.run(
-            [REPOSITORY / ".ci" / "get-azure-server", "--print"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        program = Path(where.stdout.strip()) / "node_modules/.bin/azurite-blob"
-        assert program.exists(), "no Azure server here: run .ci/get-azure-server"
+        program = fetched_by("get-azure-server", "node_modules/.bin/azurite-blob")
         self._folder = Path(tempfile.mkdtemp(prefix="azure-server-"))
         self.port = free_port()
         with (self._folder / "out").open("wb") as out:

@@ -72,6 +72,16 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def fetched_by(script: str, program: str) -> Path:
+    """Return a program of a server that a script in ``.ci/`` has fetched."""
+    where = subprocess.run(
+        [REPOSITORY / ".ci" / script, "--print"], capture_output=True, text=True, check=True
+    )
+    path = Path(where.stdout.strip()) / program
+    assert path.exists(), f"no {path.name} here: run .ci/{script}"
+    return path
+
+
 def wait_for_port(port: int, process: subprocess.Popen[bytes], said: Path) -> None:
     """Wait until a server takes connections; if it ends, what it said is the error."""
     end = time.monotonic() + 30
@@ -119,12 +129,7 @@ class S3Server:
     protocol = "s3"
 
     def __init__(self) -> None:
-        where = subprocess.run(
-            [REPOSITORY / ".ci" / "get-s3-server", "--print"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        self._programs = Path(where.stdout.strip())
-        assert (self._programs / "radosgw").exists(), "no S3 server here: run .ci/get-s3-server"
+        self._programs = fetched_by("get-s3-server", "radosgw").parent
         self._folder = Path(tempfile.mkdtemp(prefix="s3-server-"))
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port, mon_port = free_port(), free_port()
