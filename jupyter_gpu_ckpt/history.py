@@ -9,17 +9,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
-from .refresh import python_code
+from .refresh import SHELL, python_code
 from .talk import COMM_ID
 
 #: IPython counts lines within a session of its history database. After a roll-back the old
 #: count comes again, and the database would refuse the lines ("was not unique").
 _NEW_SESSION: Final = (
     "(lambda shell: shell and shell.history_manager and shell.history_manager.new_session())"
-    "(__import__('sys').modules['IPython'].get_ipython()"
-    " if 'IPython' in __import__('sys').modules else None)"
+    f"({SHELL})"
 )
-
 
 #: Seconds for which a socket is kept, so that a request is surely delivered.
 _DELIVERY: Final = 5.0
@@ -56,6 +54,37 @@ def first_request(km: Any, language: str, environment: Mapping[str, str]) -> Non
     asyncio.get_running_loop().call_later(_DELIVERY, channel.close)
 
 
+async def ask_kernel_info(km: Any, channel: Any, timeout: float) -> dict[str, Any] | None:
+    """Ask a kernel for its info, which it gives when it has done all it was asked there before.
+
+    Parameters
+    ----------
+    km
+        The kernel's manager.
+    channel
+        A fresh socket to its shell or control channel; it is closed.
+    timeout
+        Seconds after which the answer is ``None``.
+    """
+    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def received(parts: list[bytes]) -> None:
+        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
+            _, message = km.session.feed_identities(parts)
+            reply = km.session.deserialize(message)
+            if reply["msg_type"] == "kernel_info_reply" and not answer.done():
+                answer.set_result(reply["content"])
+
+    channel.on_recv(received)
+    km.session.send(channel, "kernel_info_request")
+    try:
+        return await asyncio.wait_for(answer, timeout)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        channel.close()
+
+
 async def learn_kernel_info(km: Any, *, timeout: float) -> None:
     """Ask for the kernel info on the control channel, and let the server know it.
 
@@ -72,25 +101,8 @@ async def learn_kernel_info(km: Any, *, timeout: float) -> None:
     """
     if hasattr(km, "_kernel_info_future"):
         return
-    answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-
-    def received(parts: list[bytes]) -> None:
-        with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-            _, message = km.session.feed_identities(parts)
-            reply = km.session.deserialize(message)
-            if reply["msg_type"] == "kernel_info_reply" and not answer.done():
-                answer.set_result(reply["content"])
-
-    channel = km.connect_control()
-    channel.on_recv(received)
-    km.session.send(channel, "kernel_info_request")
-    try:
-        info = await asyncio.wait_for(answer, timeout)
-    except asyncio.TimeoutError:
-        return
-    finally:
-        channel.close()
-    if not hasattr(km, "_kernel_info_future"):
+    info = await ask_kernel_info(km, km.connect_control(), timeout)
+    if info is not None and not hasattr(km, "_kernel_info_future"):
         known: Future[dict[str, Any]] = Future()
         known.set_result(info)
         km._kernel_info_future = known

@@ -10,6 +10,12 @@ from typing import Final
 #: line to its server.
 MARK: Final = "_jupyter_gpu_ckpt"
 
+#: Code for the kernel's IPython shell, ``None`` where it has none; it imports nothing.
+SHELL: Final = (
+    "__import__('sys').modules['IPython'].get_ipython()"
+    " if 'IPython' in __import__('sys').modules else None"
+)
+
 # Run in the kernel, which need not have this package. What the notebook itself has set stays: it
 # differs from what the process was started with, and from what it was given at the last restore.
 # (Where the process has overwritten its first environment, as a program that sets its title does,
@@ -32,11 +38,7 @@ os.environ.{MARK} = given
 """
 
 #: Call what the program wants called, now that the environment is new.
-_CALL: Final = (
-    f"(lambda shell: hasattr(shell, '{MARK}') and shell.{MARK}.restored())"
-    "(__import__('sys').modules['IPython'].get_ipython()"
-    " if 'IPython' in __import__('sys').modules else None)"
-)
+_CALL: Final = f"(lambda shell: hasattr(shell, '{MARK}') and shell.{MARK}.restored())({SHELL})"
 
 
 def fresh_values(
