@@ -18,6 +18,7 @@ from .capture.supervisor import KILL_GRACE
 from .describe import asleep
 from .doorman import HeldMessage, guard
 from .errors import CkptError
+from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
@@ -132,7 +133,6 @@ class Hibernation:
         run.cancellable = False
         token = kernel.provisioner.begin_restore()
         self._sleepers[kernel_id] = sleeper = _Sleeper(kernel, result.state_id, token)
-        kernel.is_hibernated = True
         supervisor.kill()
         try:
             await in_thread(supervisor.wait, _END)
@@ -142,6 +142,8 @@ class Hibernation:
             self._forget(sleeper)
             kernel.provisioner.end_restore(token)
             raise failure from error
+        # A restart meanwhile has made another process of it.
+        kernel.is_hibernated = self._sleepers.get(kernel_id) is sleeper
         await keeper.leases.renew(kernel)
         return OperationResult(
             state_id=result.state_id,
@@ -376,20 +378,7 @@ def _holds_all(record: StateRecord, kernel: TrackedKernel) -> bool:
 
 async def _answer(kernel: TrackedKernel) -> None:
     """Wait until the kernel has done all that it was asked before."""
-    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def received(_: list[bytes]) -> None:
-        if not answered.done():
-            answered.set_result(None)
-
-    channel = kernel.km.connect_shell()
-    channel.on_recv(received)
-    kernel.km.session.send(channel, "kernel_info_request")
-    try:
-        await asyncio.wait_for(answered, _ANSWER)
-    except asyncio.TimeoutError:
+    if await ask_kernel_info(kernel.km, kernel.km.connect_shell(), _ANSWER) is None:
         raise CkptError(
             "busy", "The kernel does not answer, so it runs on.", hint="Try again later."
-        ) from None
-    finally:
-        channel.close()
+        )
