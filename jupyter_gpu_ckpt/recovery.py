@@ -301,27 +301,10 @@ class Leases:
         """
         found = []
         for record in self._store.kernels():
-            if self._is_lost(record) and (state := self._best(record.kernel_id)) is not None:
+            if self._is_lost(record) and (best := self._store.best(record.kernel_id)) is not None:
                 seen = time.time() - (self._store.kernel_age(record.kernel_id) or 0.0)
-                found.append(LostRecord(record, state[0], seen, state[1]))
+                found.append(LostRecord(record, best[0], seen, best[1]))
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
-
-    def _best(self, kernel_id: str) -> tuple[StateRecord, dict[str, str]] | None:
-        """The newest state that is not known to be damaged, and the newer ones that are.
-
-        Where all are, the newest that can be read: perhaps only its packs were out of reach.
-        """
-        states = self._store.states(kernel_id)
-        if not states:
-            return None
-        at = next((at for at, state in enumerate(states) if state.damage is None), 0)
-        best = states[at]
-        newer = {state.id: state.damage for state in states[:at] if state.damage is not None}
-        for bad in self._store.damaged(kernel_id):
-            # When it was made is only known to the second; what follows in the id is chance.
-            if bad.state_id.partition("-")[0] >= best.id.partition("-")[0]:
-                newer[bad.state_id] = bad.message
-        return best, dict(sorted(newer.items(), reverse=True))
 
     def forget_stateless(self) -> None:
         """Remove the records of lost kernels that no state was made of; for a worker thread.

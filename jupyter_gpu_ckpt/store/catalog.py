@@ -62,6 +62,26 @@ class Catalog(KernelStore):
             return []
         return self._states(self._seen(owner, kernel_id), kernel_id, path)
 
+    def best(self, kernel_id: str) -> tuple[StateRecord, dict[str, str]] | None:
+        """The newest state that is not known to be damaged, and what is wrong with newer ones.
+
+        Where all are damaged, the newest that can be read: perhaps only its packs were out of
+        reach. ``None`` where there is none.
+        """
+        owner = self._open()
+        seen = [] if owner is None else self._seen(owner, check_kernel_id(kernel_id))
+        states = self._states(seen, kernel_id, None)
+        if not states:
+            return None
+        at = next((at for at, state in enumerate(states) if state.damage is None), 0)
+        best = states[at]
+        newer = {state.id: state.damage for state in states[:at] if state.damage is not None}
+        for bad in damaged_among(seen):
+            # When it was made is only known to the second; what follows in the id is chance.
+            if bad.state_id.partition("-")[0] >= best.id.partition("-")[0]:
+                newer[bad.state_id] = bad.message
+        return best, dict(sorted(newer.items(), reverse=True))
+
     def damaged(self, kernel_id: str | None = None) -> list[DamagedState]:
         """List states that cannot be read, newest first."""
         owner = self._open()

@@ -255,3 +255,21 @@ def test_what_cannot_be_read_is_never_removed(store: StateStore, save: Save, ima
     collect_all(store)
     assert [bad[0] for bad in store.damaged()] == [damaged.id]
     assert any(damaged.id in path.name for path in pack_files(store.root))
+
+
+def test_the_best_state_is_the_newest_that_is_not_damaged(
+    store: StateStore, save: Save, image: Path
+) -> None:
+    """By time: what follows the second in an id is chance."""
+    assert store.best(KERNEL) is None
+    oldest, *newer = [save(image).id for _ in range(8)]
+    for state_id in newer:
+        store.mark(state_id, damage="A block is gone.")
+    best = store.best(KERNEL)
+    assert best is not None
+    assert best[0].id == oldest
+    assert best[1] == dict.fromkeys(sorted(newer, reverse=True), "A block is gone.")
+    store.mark(oldest, damage="A block is gone.")
+    best = store.best(KERNEL)
+    assert best is not None
+    assert (best[0].id, best[1]) == (newer[-1], {}), "perhaps it is only out of reach"
