@@ -105,8 +105,11 @@ class SignalNotice(NoticeSource):
         return name
 
     def applies(self) -> bool:
-        """Where nobody else in this process listens to the signal."""
-        return signal.getsignal(_number(self.signal)) is signal.SIG_DFL
+        """Where nobody else in this process listens to the signal.
+
+        A server that inherited it as ignored, as from a job script that guards itself, listens.
+        """
+        return signal.getsignal(_number(self.signal)) in (signal.SIG_DFL, signal.SIG_IGN)
 
     async def notices(self) -> AsyncIterator[Notice]:
         """One for each signal."""

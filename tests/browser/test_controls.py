@@ -377,6 +377,7 @@ def test_a_kernel_of_another_server_is_copied_and_when_lost_restored(
     press("Enter")
     page.notification(RESTORED)
     # Its notebook was not open; now it is in front.
+    expect(page.cells).to_have_count(1)
     expect(page.cells).to_contain_text("print(x + 1)")
     page.wait_idle()
     page.run_cell(0)
