@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -45,6 +46,9 @@ class KernelObserver(Protocol):
     def kernel_ended(self, provisioner: GpuCkptProvisioner, restart: bool) -> None:
         """The kernel was shut down in order; ``restart`` when a fresh one follows at once."""
 
+    def kernel_watched(self, kernel_id: str) -> None:
+        """The server listens to what this kernel says, anew if it did before."""
+
     def take_restored(self, kernel_id: str) -> Restored | None:
         """The restored process to adopt instead of launching, if one waits for this id."""
 
@@ -55,7 +59,22 @@ _secret: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 
 def observe(kernel_manager: Any, observer: KernelObserver) -> None:
     """Let ``observer`` hear of the kernels of this multi-kernel manager; the keeper calls it."""
+    if kernel_manager not in _observers and hasattr(kernel_manager, "start_watching_activity"):
+        _tell_of_watching(kernel_manager)
     _observers[kernel_manager] = observer
+
+
+def _tell_of_watching(kernel_manager: Any) -> None:
+    start: Callable[[str], None] = kernel_manager.start_watching_activity
+
+    @functools.wraps(start)
+    def start_watching_activity(kernel_id: str) -> None:
+        start(kernel_id)
+        observer = observer_of(kernel_manager)
+        if observer is not None:
+            observer.kernel_watched(kernel_id)
+
+    kernel_manager.start_watching_activity = start_watching_activity
 
 
 def observer_of(kernel_manager: Any) -> KernelObserver | None:

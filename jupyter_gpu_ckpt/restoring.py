@@ -282,6 +282,10 @@ class Restore:
                 ready if isinstance(ready, asyncio.Future) else asyncio.wrap_future(ready),
                 keeper.restore_timeout,
             )
+            # Then the server's socket is there, by which the kernel is heard.
+            pending = getattr(keeper.kernel_manager, "_pending_kernel_tasks", {}).get(kernel_id)
+            if isinstance(pending, asyncio.Future):
+                await asyncio.wait([pending], timeout=keeper.restore_timeout)
         except CkptError:
             raise
         except Exception as error:

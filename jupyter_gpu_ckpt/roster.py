@@ -83,7 +83,8 @@ class Roster:
         count += getattr(km, "_activity_stream", None) is not None
         count += kernel_id in self._kernel_manager._kernel_buffers
         kernel = self._tracker.get(kernel_id)
-        count += kernel is not None and kernel.watch is not None
+        watch = kernel.watch if kernel is not None else None
+        count += watch is not None and watch.has_own_socket
         return count
 
     async def is_pristine(self, kernel_id: str) -> bool:

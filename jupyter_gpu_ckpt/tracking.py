@@ -73,12 +73,13 @@ class TrackedKernel:
 
     def listen(self, activity: Activity | None = None) -> KernelWatch:
         """Follow what the kernel does; ``activity`` is what it does now (default: nothing)."""
-        if self.watch is not None and self.watch.ports == list(self.km.ports):
-            self.watch.reset(activity)
+        watch = self.watch
+        if watch is not None and watch.is_open and watch.ports == list(self.km.ports):
+            watch.reset(activity)
         else:
             self.deafen()
-            self.watch = KernelWatch(self.km, activity, self.listener)
-        return self.watch
+            watch = self.watch = KernelWatch(self.km, activity, self.listener)
+        return watch
 
     def deafen(self) -> None:
         """Close the socket."""
@@ -165,6 +166,12 @@ class Tracker:
             kernel.restored_from = None
         kernel.listen(restored.activity if restored is not None else None)
         self._on_started(kernel)
+
+    def kernel_watched(self, kernel_id: str) -> None:
+        """The server listens to the kernel: one socket for both."""
+        kernel = self._kernels.get(kernel_id)
+        if kernel is not None and kernel.watch is not None:
+            kernel.watch.share()
 
     def kernel_died(self, provisioner: GpuCkptProvisioner, code: int) -> bool:
         """The process ended though nobody asked."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,14 +10,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
-import zmq
+import msgspec
 from jupyter_client.jsonutil import extract_dates
-from jupyter_client.session import Session
 
+from .hearing import Hearing
 from .talk import COMM_ID
-
-#: Headers of other messages are not even parsed: output may come fast.
-_OF_INTEREST: Final = (b'"status"', b'"execute_input"')
 
 #: What a kernel sends because it did something; not, say, that it welcomes a subscriber.
 _DOINGS: Final = (
@@ -34,14 +30,51 @@ _OWN: Final = COMM_ID.encode()
 #: What a page does to a kernel without executing a cell: widgets.
 _COMMS: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
 
-
-#: Seconds for which the socket is left alone after a look at it. Each look wakes the server, which
-#: costs more than what is read: so a busy kernel is heard in batches, an idle one at once.
+#: Seconds for which, after a look at what was heard, more is only kept: a busy kernel is
+#: understood in batches, an idle one at once.
 _PAUSE: Final = 0.05
-#: Most messages taken in at one look: the server has others to serve.
+#: Most messages kept.
 _BATCH: Final = 256
-#: The same where somebody waits for what the kernel said.
-_ALL: Final = 10_000
+
+
+class _Header(msgspec.Struct):
+    """What is read of a message's header."""
+
+    msg_type: str = ""
+    msg_id: str = ""
+    date: str = ""
+
+
+class _Content(msgspec.Struct):
+    """What is read of the content of messages of interest."""
+
+    execution_state: str = ""
+    execution_count: Any = None
+
+
+class _Asking(msgspec.Struct):
+    """What is read of the content of a message to the server."""
+
+    data: dict[str, Any]
+
+
+# Of a header, a parent header (a kernel may have none), and contents.
+_read_header: Final = msgspec.json.Decoder(_Header | None).decode
+_read_content: Final = msgspec.json.Decoder(_Content).decode
+_read_asking: Final = msgspec.json.Decoder(_Asking).decode
+
+
+class _Said(NamedTuple):
+    """A message that is kept for the next look, without what nobody here needs."""
+
+    header: bytes
+    parent: bytes
+    content: bytes
+    is_asking: bool = False
+
+
+#: Any number of messages that tell only that the kernel did something.
+_DID_SOMETHING: Final = _Said(b"", b"", b"")
 
 
 class Activity(NamedTuple):
@@ -92,26 +125,40 @@ class KernelWatch:
     def __init__(self, km: Any, begin: Activity | None, listener: WatchListener) -> None:
         self._listener = listener
         self._log = km.log
-        self._session = Session(config=km.session.config, key=km.session.key)
         self._changes: deque[_Change] = deque(maxlen=256)
+        self._said: deque[_Said] = deque()
+        self._timer: object | None = None
+        self._looked_at = 0.0
+        self._is_reading = False
         self.ports = list(km.ports)
-        self._stream = km.connect_iopub()
-        # Read here instead: the stream wakes the server for every message.
-        self._socket, self._loop = self._stream.socket, self._stream.io_loop
-        self._loop.remove_handler(self._socket)
-        self._is_awaited = self._is_reading = self._is_closed = False
+        self._hearing = Hearing(km, self._heard)
         self.reset(begin)
-        self._timer = self._loop.call_later(0, self._look)
 
     def reset(self, begin: Activity | None = None) -> None:
         """Another process answers on the same sockets: forget what the old one did."""
-        while self._receive() is not None:
-            pass
+        self._is_reading = True  # what is heard now is not taken in
+        self._hearing.drain()
+        self._is_reading = False
+        self._said.clear()
         self._now = begin or Activity("idle", None, None)
         self._changes.clear()
         self._first = self._now
         #: When the cell that runs began, by the kernel's clock; ``None`` where none runs.
         self._cell_began = time.time() if self._now.execution_state == "busy" else None
+
+    @property
+    def has_own_socket(self) -> bool:
+        """Whether the kernel is heard by a socket beside the server's own."""
+        return self._hearing.is_own
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the kernel is heard: a socket of the server's may have been closed by it."""
+        return self._hearing.is_open
+
+    def share(self) -> None:
+        """The server listens to the kernel now: hear by its socket."""
+        self._hearing.share()
 
     @property
     def now(self) -> Activity:
@@ -124,7 +171,8 @@ class KernelWatch:
 
         Who reads a kernel's :class:`~jupyter_gpu_ckpt.work.Work` need not call it.
         """
-        self._take_in(_ALL)
+        self._hearing.drain()
+        self._take_in()
 
     def at(self, moment: float) -> Activity:
         """What the kernel was doing at ``moment`` (Unix seconds), by its own messages' dates.
@@ -142,61 +190,55 @@ class KernelWatch:
 
     def close(self) -> None:
         """Stop listening."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._await(False)
-            self._loop.remove_timeout(self._timer)
-            self._socket.close()
+        self._hearing.close()
+        self._said.clear()
+        if self._timer is not None:
+            self._hearing.loop.remove_timeout(self._timer)
+            self._timer = None
 
-    def _await(self, wanted: bool) -> None:
-        """Have the loop tell, or not, when something arrives."""
-        if wanted and not self._is_awaited:
-            self._loop.add_handler(self._socket, self._look, self._loop.READ)
-        elif self._is_awaited and not wanted:
-            self._loop.remove_handler(self._socket)
-        self._is_awaited = wanted
-
-    def _look(self, *_: object) -> None:
-        """Take in what has arrived, and wait for more, or look again later."""
-        count = self._take_in(_BATCH)
-        if self._is_closed:
+    def _heard(self, topic: bytes, message: list[bytes]) -> None:
+        """Keep a message for the next look, if it is of interest; output may come fast."""
+        _, header, parent, _, content, *_ = message
+        if topic == _COMM_TOPIC:
+            self._said.append(_Said(b"", b"", content, is_asking=True))
+        elif b'"status"' in header or b'"execute_input"' in header:
+            self._said.append(_Said(header, parent, content))
+        elif _OWN in parent or not any(word in header for word in _DOINGS):
             return
-        # The socket's descriptor tells only of what comes after it was found empty.
-        self._await(count == 0)
-        if count:
-            self._timer = self._loop.call_later(0 if count == _BATCH else _PAUSE, self._look)
+        elif not self._said or self._said[-1] is not _DID_SOMETHING:
+            self._said.append(_DID_SOMETHING)
+        if self._timer is None:
+            wait = self._looked_at + _PAUSE - time.monotonic()
+            if wait <= 0:
+                self._look()
+            else:
+                self._timer = self._hearing.loop.call_later(wait, self._look)
+        elif len(self._said) >= _BATCH:
+            self._take_in()
 
-    def _take_in(self, most: int) -> int:
-        """Read so many messages at most; returns how many there were."""
+    def _look(self) -> None:
+        self._timer = None
+        self._looked_at = time.monotonic()
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Understand what was kept."""
         if self._is_reading:
-            return 0  # a listener asks while it is told of an earlier message
+            return  # a listener asks while it is told of an earlier message
         self._is_reading = True
         try:
-            for count in range(most):
-                parts = self._receive()
-                if parts is None:
-                    return count
-                self._received(parts)
+            while self._said:
+                self._received(self._said.popleft())
         finally:
             self._is_reading = False
-        return most
 
-    def _receive(self) -> list[bytes] | None:
-        if self._is_closed:
-            return None
+    def _received(self, said: _Said) -> None:
         try:
-            parts: list[bytes] = self._socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return parts
-
-    def _received(self, parts: list[bytes]) -> None:
-        try:
-            tell = self._understand(parts)
+            tell = self._understand(said)
         except (
-            ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError,
+            msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, OverflowError,
         ):  # fmt: skip
-            # Not a message signed with this kernel's key: none of ours.
+            # A kernel may say anything: nothing that is known here.
             return
         if tell is not None:
             try:
@@ -204,54 +246,36 @@ class KernelWatch:
             except Exception:  # nor is what becomes of it a reason to hear no more
                 self._log.exception("What a kernel said could not be taken in")
 
-    def _understand(self, parts: list[bytes]) -> Callable[[], None] | None:
+    def _understand(self, said: _Said) -> Callable[[], None] | None:
         """Take a message in; returns what the listener is to be told."""
-        _, message = self._session.feed_identities(parts)
-        _, header, parent, *_ = message
-        assert isinstance(header, bytes) and isinstance(parent, bytes)  # as streams deliver it
-        if parts[0] == _COMM_TOPIC:
-            return partial(
-                self._listener.asked, self._session.deserialize(message)["content"]["data"]
-            )
-        if any(word in header for word in _OF_INTEREST):
-            return self._note(*self._open(message))
-        if _OWN in parent or not any(word in header for word in _DOINGS):
-            return None
-        return self._listener.was_touched
-
-    def _open(self, message: list[Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Header, parent header and content of a message that the kernel signed.
-
-        As ``Session.deserialize``, but without what nobody here needs: it is much of what
-        watching a kernel costs its server.
-        """
-        session = self._session
-        if session.auth is not None and not hmac.compare_digest(
-            message[0], session.sign(message[1:5])
-        ):
-            raise ValueError("invalid signature")
-        return session.unpack(message[1]), session.unpack(message[2]), session.unpack(message[4])
+        if said is _DID_SOMETHING:
+            return self._listener.was_touched
+        if said.is_asking:
+            return partial(self._listener.asked, _read_asking(said.content).data)
+        header, parent = _read_header(said.header), _read_header(said.parent)
+        return self._note(header or _Header(), parent or _Header(), _read_content(said.content))
 
     def _note(
-        self, header: dict[str, Any], parent: dict[str, Any] | None, content: dict[str, Any]
+        self, header: _Header, parent: _Header, content: _Content
     ) -> Callable[[], None] | None:
-        parent = parent or {}
-        date = _seconds(header["date"])
+        date = _seconds(header.date)
         tell: Callable[[], None] | None = None
         state, count, in_flight = self._now
-        if header["msg_type"] == "execute_input":
-            count = int(content["execution_count"])
+        if header.msg_type == "execute_input":
+            count = int(content.execution_count)
             self._cell_began = date
             tell = partial(self._listener.cell_started, date)
-        elif content["execution_state"] == "starting":
+        elif header.msg_type != "status" or not content.execution_state:
+            return None
+        elif content.execution_state == "starting":
             state, count, in_flight = "idle", None, None
-        elif parent.get("msg_type") == "execute_request":
-            if content["execution_state"] == "busy":
-                state, in_flight = "busy", parent["msg_id"]
-            elif parent["msg_id"] == in_flight:
+        elif parent.msg_type == "execute_request":
+            if content.execution_state == "busy":
+                state, in_flight = "busy", parent.msg_id
+            elif parent.msg_id == in_flight:
                 state, in_flight = "idle", None
                 tell = self._cell_ended(date)
-        elif parent.get("msg_type") in _COMMS and not parent["msg_id"].startswith(COMM_ID):
+        elif parent.msg_type in _COMMS and not parent.msg_id.startswith(COMM_ID):
             tell = self._listener.was_touched
         change = _Change(date, Activity(state, count, in_flight))
         if change.after != self._now:
