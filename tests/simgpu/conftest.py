@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness.node import REPOSITORY
 from tests.native.driver import wait_until
-from tests.simgpu.cuda import CudaError
+from tests.simgpu.api import CudaError
 from tests.simgpu.simgpu import SimulatedMachine, libraries
 
 
@@ -22,7 +22,7 @@ class Program:
     Its output goes to a file, and its input is empty, so that CRIU can save it.
     """
 
-    PRELUDE = "from tests.simgpu.cuda import *\nimport os, time, zlib\ngpu = Gpu()\n"
+    PRELUDE = "from tests.simgpu.api import *\nimport os, time, zlib\ngpu = Gpu()\n"
 
     def __init__(
         self, folder: Path, machine: SimulatedMachine, source: str, **environment: str
@@ -101,7 +101,7 @@ class Outside:
 
     def __init__(self, machine: SimulatedMachine, variant: str = "", init: bool = True) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.simgpu.cuda"],
+            [sys.executable, "-m", "tests.simgpu.api"],
             env={
                 **os.environ,
                 **machine.environment(variant),

@@ -48,7 +48,8 @@ DEVICE = "nvidiactl"
     INJECT,
     SHARE,
     MAP,
-) = range(1, 17)
+    RELEASE,
+) = range(1, 18)
 
 REQUEST = struct.Struct("<II16sQQQQ")
 REPLY = struct.Struct("<iIQQ")
@@ -195,13 +196,18 @@ class Process(socketserver.BaseRequestHandler):
 
     def finish(self) -> None:
         with self.server.lock:
-            for address in list(self.memory):
-                self.free(address)
-            for index, count in self.contexts.items():
-                self.server.gpus[index].used -= count * self.server.context_bytes
+            self.release()
             self.server.processes.discard(self)
-            for token in [t for t, who in self.server.shared.items() if who is self]:
-                del self.server.shared[token]
+
+    def release(self) -> None:
+        """Free all that the process has on the GPUs."""
+        for address in list(self.memory):
+            self.free(address)
+        for index, count in self.contexts.items():
+            self.server.gpus[index].used -= count * self.server.context_bytes
+        self.contexts = {}
+        for token in [t for t, who in self.server.shared.items() if who is self]:
+            del self.server.shared[token]
 
     def receive(self, length: int) -> bytearray:
         """That many bytes, or none at the end of the connection."""
@@ -238,13 +244,13 @@ class Process(socketserver.BaseRequestHandler):
         return SUCCESS, 0, []
 
     def wait_events(self, serial: int, timeout_ms: int) -> tuple[int, int, list[Any]]:
-        """The events from `serial` on, at the latest when the time is over."""
+        """The event number `serial`, or none when the time is over; and the next one's number."""
         machine = self.server
         with machine.happened:
             if serial == 2**64 - 1:  # only how many there are
                 return SUCCESS, len(machine.events), []
             machine.happened.wait_for(lambda: len(machine.events) > serial, timeout_ms / 1000)
-            new = machine.events[serial:]
+            new = machine.events[serial : serial + 1]
         payload = [EVENT.pack(name, code, 0) for name, code in new]
         return SUCCESS, serial + len(new), payload
 
@@ -295,6 +301,9 @@ class Process(socketserver.BaseRequestHandler):
             if any(machine.gpus[index].lost for index in self.contexts):
                 return DEVICE_UNAVAILABLE, 0, []
             return SUCCESS, max(int(left * 1e9), 0) + 1 if self.queue else 0, []
+        if op == RELEASE:
+            self.release()
+            return SUCCESS, 0, []
         if op == SHARE:
             machine.shared[a] = self
             return SUCCESS, 0, []
@@ -349,8 +358,6 @@ class Process(socketserver.BaseRequestHandler):
         size = self.server.context_bytes
         if more and gpu.used + size > gpu.total:
             return OUT_OF_MEMORY
-        if gpu.mig:
-            return NOT_SUPPORTED  # only its instances could be used
         gpu.used += size if more else -size
         count = self.contexts.get(gpu.index, 0) + (1 if more else -1)
         self.contexts[gpu.index] = count

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.native.driver import state, wait_until
-from tests.simgpu import cuda
+from tests.simgpu import api
+from tests.simgpu.api import CudaError
 from tests.simgpu.conftest import Outside, Program
-from tests.simgpu.cuda import CudaError
 from tests.simgpu.simgpu import SimulatedMachine, gpu, libraries
 
 Machines = Callable[..., SimulatedMachine]
@@ -116,11 +116,11 @@ def test_calls_wait_while_the_process_is_locked(
     here = machine()
     one, intact = holder(program, here)
     other = outside(here)
-    assert other.call("state", one.pid) == cuda.RUNNING
+    assert other.call("state", one.pid) == api.RUNNING
     thread = other.call("restore_thread", one.pid)
     assert Path(f"/proc/{one.pid}/task/{thread}/comm").read_text() == "cuda-EvtHandlr\n"
     other.call("lock", one.pid, 30_000)
-    assert other.call("state", one.pid) == cuda.LOCKED
+    assert other.call("state", one.pid) == api.LOCKED
     count = len(one.lines())
     wait_until(lambda: state(one.pid) == "S", "the program waits")
     assert len(one.lines()) <= count + 1  # the line that it was about to write
@@ -137,10 +137,10 @@ def test_a_checkpoint_frees_the_gpu_and_a_restore_takes_it_again(
     other = outside(here)
     assert here.used() > 0 and devices(one.pid)
     other.save(one.pid)
-    assert other.call("state", one.pid) == cuda.CHECKPOINTED
+    assert other.call("state", one.pid) == api.CHECKPOINTED
     assert (here.used(), here.pids(), devices(one.pid)) == (0, [], [])
     other.call("restore", one.pid)
-    assert other.call("state", one.pid) == cuda.LOCKED
+    assert other.call("state", one.pid) == api.LOCKED
     assert here.pids() == [one.pid]
     count = len(one.lines())
     other.call("unlock", one.pid)
@@ -154,13 +154,13 @@ def test_steps_in_the_wrong_order_are_illegal(
     one, intact = holder(program, here)
     other = outside(here)
     for step in ("checkpoint", "restore", "unlock"):
-        assert other.code(step, one.pid) == cuda.ILLEGAL_STATE
+        assert other.code(step, one.pid) == api.ILLEGAL_STATE
     other.call("lock", one.pid, 30_000)
     for step in ("lock", "restore"):
-        assert other.code(step, one.pid) == cuda.ILLEGAL_STATE
+        assert other.code(step, one.pid) == api.ILLEGAL_STATE
     other.call("checkpoint", one.pid)
     for step in ("lock", "checkpoint", "unlock"):
-        assert other.code(step, one.pid) == cuda.ILLEGAL_STATE
+        assert other.code(step, one.pid) == api.ILLEGAL_STATE
     other.call("restore", one.pid)
     other.call("unlock", one.pid)
     one.wait_line(intact, after=len(one.lines()))
@@ -184,8 +184,8 @@ time.sleep(100)
     )
     other = outside(here)
     one.wait_line("launched")
-    assert other.code("lock", one.pid, 50) == cuda.NOT_READY
-    assert other.call("state", one.pid) == cuda.RUNNING
+    assert other.code("lock", one.pid, 50) == api.NOT_READY
+    assert other.call("state", one.pid) == api.RUNNING
     other.call("lock", one.pid, 30_000)  # the kernel's end
     other.call("unlock", one.pid)
     one.wait_line("not locked")
@@ -196,15 +196,15 @@ def test_processes_without_cuda_and_without_a_right_to_them(
 ) -> None:
     here = machine()
     other = outside(here)
-    assert other.code("state", os.getpid()) == cuda.NOT_INITIALIZED
-    assert other.code("restore_thread", os.getpid()) == cuda.NOT_INITIALIZED
-    assert other.code("lock", 2**22 - 1, 100) == cuda.INVALID_VALUE
+    assert other.code("state", os.getpid()) == api.NOT_INITIALIZED
+    assert other.code("restore_thread", os.getpid()) == api.NOT_INITIALIZED
+    assert other.code("lock", 2**22 - 1, 100) == api.INVALID_VALUE
 
 
 def test_a_restore_needs_cuinit_or_persistence_mode(
     machine: Machines, program: Programs, outside: Outsides
 ) -> None:
-    for persistence, code in ((False, cuda.NOT_INITIALIZED), (True, 0)):
+    for persistence, code in ((False, api.NOT_INITIALIZED), (True, 0)):
         here = machine(gpu(persistence=persistence))
         one, _ = holder(program, here)
         other = outside(here, init=False)
@@ -221,9 +221,9 @@ def test_gpus_are_mapped_by_uuid_and_each_must_be_named(
     other = outside(here)
     other.save(one.pid)
     # Also one that the process cannot see: the driver counts them all.
-    assert other.code("restore", one.pid, {a: b}) == cuda.INVALID_VALUE
-    assert other.code("restore", one.pid, {a: b, b: b}) == cuda.INVALID_VALUE
-    assert other.code("restore", one.pid, {a: gpu(7)["uuid"], b: a}) == cuda.INVALID_VALUE
+    assert other.code("restore", one.pid, {a: b}) == api.INVALID_VALUE
+    assert other.code("restore", one.pid, {a: b, b: b}) == api.INVALID_VALUE
+    assert other.code("restore", one.pid, {a: gpu(7)["uuid"], b: a}) == api.INVALID_VALUE
     other.call("restore", one.pid, {a: b, b: a})
     assert (here.used(0), here.pids(1)) == (0, [one.pid])
     other.call("unlock", one.pid)
@@ -233,9 +233,9 @@ def test_gpus_are_mapped_by_uuid_and_each_must_be_named(
 @pytest.mark.parametrize(
     ("gpus", "settings", "code"),
     [
-        ([gpu(2, chip="SIM200")], {}, cuda.NOT_SUPPORTED),
-        ([gpu(2, memory=1 << 20)], {"context_bytes": 1 << 10}, cuda.OUT_OF_MEMORY),
-        ([gpu(2)], {"driver": "570.10"}, cuda.DRIVER_MISMATCH),
+        ([gpu(2, chip="SIM200")], {}, api.NOT_SUPPORTED),
+        ([gpu(2, memory=1 << 20)], {"context_bytes": 1 << 10}, api.OUT_OF_MEMORY),
+        ([gpu(2)], {"driver": "570.10"}, api.DRIVER_MISMATCH),
     ],
     ids=["chip", "memory", "driver"],
 )
@@ -254,7 +254,7 @@ def test_an_unfit_machine_is_refused_and_the_state_stays(
     other.save(one.pid)
     pairs = {here.gpus[0]["uuid"]: there.gpus[0]["uuid"]}
     assert afar.code("restore", one.pid, pairs) == code
-    assert other.call("state", one.pid) == cuda.CHECKPOINTED
+    assert other.call("state", one.pid) == api.CHECKPOINTED
     assert (here.used(), there.used(), devices(one.pid)) == (0, 0, [])
     other.call("restore", one.pid)
     other.call("unlock", one.pid)
@@ -270,12 +270,12 @@ def test_a_restore_that_ran_out_of_memory_cannot_be_repeated(
     other.save(one.pid)
     full = program(here, "gpu.allocate(2 << 20)\nprint('full', flush=True)\ntime.sleep(100)")
     full.wait_line("full")
-    assert other.code("restore", one.pid) == cuda.OUT_OF_MEMORY
+    assert other.code("restore", one.pid) == api.OUT_OF_MEMORY
     full.close()
     wait_until(lambda: here.used() == 0, "the memory is free")
     # As the real driver (580): who restores must know beforehand that it fits.
-    assert other.code("restore", one.pid) == cuda.OPERATING_SYSTEM
-    assert other.call("state", one.pid) == cuda.CHECKPOINTED
+    assert other.code("restore", one.pid) == api.OPERATING_SYSTEM
+    assert other.call("state", one.pid) == api.CHECKPOINTED
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_what_cannot_be_checkpointed_can_be_unlocked(
     one.wait_line("sum")
     other = outside(here)
     other.call("lock", one.pid, 30_000)
-    assert other.code("checkpoint", one.pid) == cuda.NOT_SUPPORTED
+    assert other.code("checkpoint", one.pid) == api.NOT_SUPPORTED
     other.call("unlock", one.pid)
     one.wait_line("sum", after=len(one.lines()))
 
@@ -314,14 +314,14 @@ def test_faults_fail_delay_and_hang_each_function(
     one, intact = holder(program, here)
     other = outside(here)
     for step, function in STEPS.items():
-        here.faults("# comment", f"{function} 1 error {cuda.UNKNOWN}")
-        assert other.code(step, one.pid) == cuda.UNKNOWN
+        here.faults("# comment", f"{function} 1 error {api.UNKNOWN}")
+        assert other.code(step, one.pid) == api.UNKNOWN
         assert other.code(step, one.pid) == 0  # its second call
     one.wait_line(intact, after=len(one.lines()))
 
-    here.faults(f"{STEPS['lock']} * after {cuda.UNKNOWN}")
-    assert other.code("lock", one.pid) == cuda.UNKNOWN
-    assert other.call("state", one.pid) == cuda.LOCKED  # it was done all the same
+    here.faults(f"{STEPS['lock']} * after {api.UNKNOWN}")
+    assert other.code("lock", one.pid) == api.UNKNOWN
+    assert other.call("state", one.pid) == api.LOCKED  # it was done all the same
     here.faults(f"{STEPS['unlock']} 3+ delay 200", f"{STEPS['checkpoint']} 3+ hang")
     other.call("unlock", one.pid)
     other.call("lock", one.pid)
@@ -347,9 +347,9 @@ def test_a_process_can_fail_for_good_and_its_caller_can_be_killed(
     here.faults(f"{STEPS['checkpoint']} 1 fail")
     another = outside(here)
     another.call("lock", one.pid)
-    assert another.code("checkpoint", one.pid) == cuda.UNKNOWN
-    assert another.call("state", one.pid) == cuda.FAILED
-    one.wait_line(f"error {cuda.UNKNOWN}")
+    assert another.code("checkpoint", one.pid) == api.UNKNOWN
+    assert another.call("state", one.pid) == api.FAILED
+    one.wait_line(f"error {api.UNKNOWN}")
 
 
 def test_a_child_of_fork_has_no_driver(
@@ -373,10 +373,10 @@ print("parent", flush=True)
     _, child, code = one.wait_line("child").split()
     one.wait_line("sum")
     try:
-        assert int(code) == cuda.NOT_INITIALIZED
+        assert int(code) == api.NOT_INITIALIZED
         assert devices(int(child)) == []
         other = outside(here)
-        assert other.code("state", int(child)) == cuda.NOT_INITIALIZED
+        assert other.code("state", int(child)) == api.NOT_INITIALIZED
         other.save(one.pid)
         assert here.used() == 0
     finally:
@@ -396,11 +396,11 @@ def test_no_machine_is_no_device(program: Programs, tmp_path: Path) -> None:
     library = ctypes.CDLL(str(libraries() / "libcuda.so.1"))
     os.environ["SIMGPU_MACHINE"] = str(tmp_path)
     try:
-        assert library.cuInit(0) == cuda.NO_DEVICE
+        assert library.cuInit(0) == api.NO_DEVICE
     finally:
         del os.environ["SIMGPU_MACHINE"]
     with pytest.raises(CudaError):
-        cuda.Driver(str(libraries() / "libcuda.so.1")).lock(os.getpid())
+        api.Driver(str(libraries() / "libcuda.so.1")).lock(os.getpid())
 
 
 def test_the_checksum_is_the_usual_one() -> None:

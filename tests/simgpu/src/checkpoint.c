@@ -19,8 +19,10 @@ static void set_state(CUprocessState state)
 
 static void close_devices(void)
 {
-    if (driver.connection.fd >= 0)
+    if (driver.connection.fd >= 0) {
+        device_call(SIM_RELEASE, -1, 0, 0, 0); // a child of fork may have the socket open as well
         close(driver.connection.fd);
+    }
     driver.connection.fd = -1;
 }
 
@@ -77,11 +79,22 @@ static CUresult copy_out(void)
     return CUDA_SUCCESS;
 }
 
+static bool uses_partition(void)
+{
+    bool found = false;
+    for (int i = 0; i < driver.visible_count; i++)
+        found |= driver.primary[i].references > 0 && driver.machine.gpus[driver.visible[i]].mig;
+    for (struct CUctx_st *one = driver.contexts; one; one = one->next)
+        found |= driver.machine.gpus[one->gpu].mig;
+    return found;
+}
+
 static CUresult checkpoint_process(uint64_t token)
 {
     if (driver.state != CU_PROCESS_STATE_LOCKED)
         return CUDA_ERROR_ILLEGAL_STATE;
-    if ((driver.managed && !(driver.machine.flags & SIM_MANAGED_CHECKPOINT)) ||
+    if (uses_partition() ||
+        (driver.managed && !(driver.machine.flags & SIM_MANAGED_CHECKPOINT)) ||
         (driver.ipc && !(driver.machine.flags & SIM_IPC_CHECKPOINT)))
         return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = token ? device_call(SIM_SHARE, -1, token, 0, 0) : copy_out();

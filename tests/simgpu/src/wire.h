@@ -26,6 +26,7 @@ enum sim_op {
     SIM_EVENTS = 13,
     SIM_SHARE = 15,
     SIM_MAP = 16,
+    SIM_RELEASE = 17,
 };
 
 // What machines can do and fail to do (SIM_HELLO).
