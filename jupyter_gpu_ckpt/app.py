@@ -13,6 +13,7 @@ from jupyter_server.serverapp import ServerApp
 from .handlers import KEEPER_SETTING, default_handlers
 from .keeper import Keeper
 from .provisioner import GpuCkptProvisioner
+from .server_end import ServerEnd
 from .settings import GpuCkpt
 
 EVENTS_DIR: Final = Path(__file__).parent / "events"
@@ -28,6 +29,7 @@ class GpuCkptApp(ExtensionApp):
 
     #: ``None`` where the extension could not be loaded.
     keeper: Keeper | None = None
+    _end: ServerEnd
 
     def initialize(self) -> None:  # type: ignore[override]
         """Register the event schemas, then everything else.
@@ -50,6 +52,7 @@ class GpuCkptApp(ExtensionApp):
         )
         self.settings[KEEPER_SETTING] = self.keeper
         self.keeper.hibernation.guard(self.settings)
+        self._end = ServerEnd(self.serverapp, self.keeper)
 
     def initialize_handlers(self) -> None:
         """Add the REST API; called by :meth:`initialize`."""
@@ -58,6 +61,7 @@ class GpuCkptApp(ExtensionApp):
     async def _start_jupyter_server_extension(self, serverapp: ServerApp) -> None:
         """Start the keeper; the server calls it once its event loop runs."""
         if self.keeper is not None:
+            self._end.started()
             await self.keeper.start()
 
     async def stop_extension(self) -> None:
@@ -69,6 +73,8 @@ class GpuCkptApp(ExtensionApp):
         except Exception:
             # What is raised here would keep the server from ending its kernels.
             self.log.exception("gpu-ckpt: the extension did not stop in order")
+        finally:
+            self._end.saved()
 
     def current_activity(self) -> dict[str, int] | None:
         """Say what runs here; the server calls it before it shuts down for want of activity.

@@ -111,6 +111,7 @@ class GpuCkpt(PlaceSettings):
         [
             "AWS_CONTAINER_*",
             "AWS_WEB_IDENTITY_TOKEN_FILE",
+            "JUPYTERHUB_*",
             "KRB5CCNAME",
             "SLURM_*",
             "SSH_AUTH_SOCK",

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import psutil
 import requests
@@ -28,8 +28,18 @@ MODULES: Mapping[App, str] = {
     "notebook": "notebook",
 }
 
+
+class Running(Protocol):
+    """What is running, with a log."""
+
+    home: Home
+    log_path: Path
+
+    def log(self, lines: int = 200) -> str: ...
+
+
 #: The servers that run now: their logs are shown when a test fails.
-RUNNING: list[JupyterServer] = []
+RUNNING: list[Running] = []
 
 
 def free_port() -> int:

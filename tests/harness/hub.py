@@ -1,0 +1,223 @@
+"""A real JupyterHub with its proxy, which starts and stops the servers of users."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import requests
+
+from tests.harness.client import Client, wait_for
+from tests.harness.s3 import fetched_by
+from tests.harness.server import RUNNING, Home, extension_config, free_port
+
+#: What the tests, and a culler, may do.
+_SCOPES = ("admin:users", "admin:servers", "access:servers", "list:users", "read:users:activity")
+
+
+class Hub:
+    """A hub, ready once constructed. A context manager: leaving kills it and all servers.
+
+    Its database is in memory. Everybody may log in, and all users' servers run as the user of the
+    tests, in one home folder.
+
+    Parameters
+    ----------
+    home
+        The home folder of all users.
+    config
+        The servers' Jupyter configuration by class and trait, on top of the test defaults.
+    hub_config
+        The hub's own.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        *,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        hub_config: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        proxy = fetched_by("get-hub-proxy", "node_modules/.bin/configurable-http-proxy")
+        self.home = home
+        self.token = secrets.token_hex(16)
+        self.url = f"http://127.0.0.1:{free_port()}"
+        name = secrets.token_hex(3)
+        self.log_path = home.path / f"hub-{name}.log"
+        self._clients: list[Client] = []
+        self._write_server_config(config or {})
+        file = home.config / f"hub-{name}.py"
+        traits = self._hub_config(proxy, hub_config or {})
+        file.write_text(
+            "".join(
+                f"c.{section}.{trait} = {value!r}\n"
+                for section, values in traits.items()
+                for trait, value in values.items()
+            )
+        )
+        with self.log_path.open("wb") as log:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "jupyterhub", f"--config={file}"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.path,
+                env={**home.environment(), "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16)},
+                start_new_session=True,
+            )  # fmt: skip
+        RUNNING.append(self)
+        self._http = requests.Session()
+        self._http.headers["Authorization"] = f"token {self.token}"
+        try:
+            wait_for("the hub answers", self._answers, 60)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _write_server_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+        merged: dict[str, dict[str, Any]] = {
+            "ServerApp": {"allow_root": True, "root_dir": str(self.home.notebooks)},
+            "GpuCkpt": {"lease_interval": 2.0, "lease_ttl": 8.0},
+        }
+        for layer in (extension_config(), config):
+            for section, traits in layer.items():
+                merged.setdefault(section, {}).update(traits)
+        extensions = merged["ServerApp"].setdefault("jpserver_extensions", {})
+        # A plain server: what the others bring takes its time to load.
+        others = ("jupyter_lsp", "jupyterlab", "notebook", "notebook_shim")
+        extensions.update(dict.fromkeys(others, False), jupyter_gpu_ckpt=True)
+        (self.home.config / "jupyter_server_config.json").write_text(json.dumps(merged))
+        self.home.own()
+
+    def _hub_config(
+        self, proxy: Path, more: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        config: dict[str, dict[str, Any]] = {
+            "JupyterHub": {
+                "bind_url": self.url,
+                "hub_port": free_port(),
+                "db_url": "sqlite:///:memory:",
+                "cookie_secret_file": str(self.home.path / "hub-cookie-secret"),
+                "authenticator_class": "dummy",
+                "spawner_class": "simple",
+                "services": [{"name": "tests", "api_token": self.token}],
+                "load_roles": [
+                    {"name": "tests", "scopes": list(_SCOPES), "services": ["tests"]},
+                ],
+                # How often it asks its proxy when servers were used last.
+                "last_activity_interval": 1,
+            },
+            "Authenticator": {"allow_all": True},
+            "ConfigurableHTTPProxy": {
+                "command": [str(proxy)],
+                "api_url": f"http://127.0.0.1:{free_port()}",
+                "pid_file": str(self.home.path / "hub-proxy.pid"),
+            },
+            "SimpleLocalProcessSpawner": {"home_dir_template": str(self.home.path)},
+            "Spawner": {
+                "cmd": [sys.executable, "-m", "jupyterhub.singleuser"],
+                "environment": self.home.environment(),
+            },
+        }  # fmt: skip
+        for section, traits in more.items():
+            config.setdefault(section, {}).update(traits)
+        return config
+
+    def _request(self, method: str, path: str, **kwargs: Any) -> requests.Response:
+        return self._http.request(method, f"{self.url}/hub/api/{path}", timeout=30, **kwargs)
+
+    def _answers(self) -> bool:
+        assert self._popen.poll() is None, f"the hub ended\n{self.log()}"
+        with contextlib.suppress(requests.RequestException):
+            return self._request("GET", "users").ok
+        return False
+
+    def _server(self, user: str) -> dict[str, Any] | None:
+        """What the hub knows of a user's server; ``None`` where there is none."""
+        answer = self._request("GET", f"users/{user}")
+        answer.raise_for_status()
+        return dict(answer.json()["servers"]).get("")
+
+    def start(self, user: str) -> Client:
+        """Start a user's server, as the button on the hub's page does, and wait for it."""
+        self._request("POST", f"users/{user}")  # refused where there is such a user
+        self._request("POST", f"users/{user}/server").raise_for_status()
+
+        def ready() -> bool:
+            server = self._server(user)
+            assert server is not None, f"the server of {user} did not start\n{self.log()}"
+            return bool(server["ready"])
+
+        wait_for("the server is ready", ready, 60, interval=0.2)
+        client = Client(f"{self.url}/user/{user}/", self.token)
+        self._clients.append(client)
+        return client
+
+    def server_environment(self, user: str) -> dict[str, str]:
+        """The environment of the process of a user's server."""
+        for process in psutil.Process(self._popen.pid).children():
+            environment = process.environ()
+            if environment.get("JUPYTERHUB_USER") == user:
+                return environment
+        raise AssertionError(f"no server of {user}")
+
+    @contextlib.contextmanager
+    def culling(self, timeout: float) -> Iterator[None]:
+        """While in the block, a culler stops servers that nobody has used for so many seconds."""
+        environment = {**self.home.environment(), "JUPYTERHUB_API_TOKEN": self.token}
+        argv = [sys.executable, "-m", "jupyterhub_idle_culler", f"--url={self.url}/hub/api"]
+        with self.log_path.open("ab") as log:
+            culler = subprocess.Popen(
+                [*argv, f"--timeout={timeout:g}", "--cull-every=1"],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+            )  # fmt: skip
+        try:
+            yield
+        finally:
+            culler.kill()
+            culler.wait(20)
+
+    def wait_stopped(self, user: str, timeout: float = 60) -> None:
+        """Wait until the hub has stopped a user's server."""
+        wait_for("the server is stopped", lambda: self._server(user) is None, timeout, 0.2)
+
+    def log(self, lines: int = 200) -> str:
+        """Return the end of what the hub, its proxy and the servers logged."""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """SIGKILL the hub, its proxy, the servers and their kernels."""
+        with contextlib.suppress(ValueError):
+            RUNNING.remove(self)
+        victims: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            hub = psutil.Process(self._popen.pid)
+            victims = [hub, *hub.children(recursive=True)]
+        for victim in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim.pid, signal.SIGKILL)
+        psutil.wait_procs(victims, timeout=20)
+        self._popen.wait(20)
+        for client in self._clients:
+            client.close()
+        self._http.close()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            print(f"log of the hub:\n{self.log()}")  # shown with the failure
+        self.kill()
