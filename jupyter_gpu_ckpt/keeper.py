@@ -265,7 +265,7 @@ class Keeper(GpuCkpt):
         """
 
         async def work(run: Run) -> models.OperationResult:
-            async with self.leases.claimed(kernel_id, run.cancel_event if wait else None):
+            async with self.leases.claimed(kernel_id, run, take_over=wait):
                 run.check_cancelled()
                 return await Restore(self, record, cause, notes).revive(run)
 

@@ -11,23 +11,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import msgspec
-import psutil
 
-from .capture.node import node_id
 from .connection import spec_of
 from .errors import CkptError
-from .operations import in_thread
-from .store import KernelRecord, Lease, StateRecord, StateStore
+from .liveness import Liveness
+from .operations import Run, in_thread
+from .store import KernelRecord, StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 
 
@@ -81,14 +78,10 @@ class Leases:
         self._store = store
         self._tracker = tracker
         self._paths = paths
-        self._ttl = ttl
+        self._liveness = Liveness(store, ttl=ttl, interval=interval)
         self._interval = interval
         self._on_fenced = on_fenced
         self._log = log
-        self._node_id = node_id()
-        self._boot_id = _read("/proc/sys/kernel/random/boot_id")
-        self._machine_id = _read("/etc/machine-id")
-        self._server_start = psutil.Process().create_time()
         self._complained = False
         self._lock = asyncio.Lock()
         #: Kernels whose lease this server has written.
@@ -96,19 +89,6 @@ class Leases:
         #: Why those that are about to end, end.
         self._offers: dict[str, str] = {}
         self._fenced: WeakSet[TrackedKernel] = WeakSet()
-
-    def lease(self) -> Lease:
-        """A lease of this server, from now on."""
-        return Lease(
-            node_id=self._node_id,
-            hostname=socket.gethostname(),
-            boot_id=self._boot_id,
-            server_pid=os.getpid(),
-            server_start=self._server_start,
-            renewed=time.time(),
-            ttl=self._ttl,
-            machine_id=self._machine_id,
-        )
 
     async def renew_all(self) -> None:
         """Renew the lease of every kernel that runs here; the keeper's heartbeat."""
@@ -146,7 +126,7 @@ class Leases:
             kernel_name=kernel.km.kernel_name,
             display_name=spec_of(kernel.km)[0],
             path=path,
-            lease=self.lease(),
+            lease=self._liveness.lease(),
         )
 
     def _renew_in_store(
@@ -189,11 +169,11 @@ class Leases:
             return None  # the store was emptied, or somebody took it for lost and did not want it
         if record.lease is None:
             return ""  # taken over, and ended in order
-        return None if self._is_own(record.lease) else record.lease.hostname
+        return None if self._liveness.is_own(record.lease) else record.lease.hostname
 
     @contextlib.asynccontextmanager
     async def claimed(
-        self, kernel_id: str, cancel: asyncio.Event | None = None
+        self, kernel_id: str, run: Run, *, take_over: bool = False
     ) -> AsyncIterator[None]:
         """While this server restores a kernel, no other does; if that fails, all is as before.
 
@@ -203,36 +183,50 @@ class Leases:
         ----------
         kernel_id
             The kernel.
-        cancel
-            Given where another server may run the kernel: it is waited for that this server
-            sees the claim, until the event is set.
+        run
+            For its cancellation, which ends all waiting.
+        take_over
+            Another server may run the kernel: it is waited for that it sees the claim.
         """
-        async with self._lock:
-            self._held.discard(kernel_id)
-            record = await in_thread(self._claim, kernel_id, cancel is None)
+        record = await in_thread(self._claim, kernel_id, not take_over, run.cancel_flag)
         try:
-            if cancel is not None:
+            if take_over:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(cancel.wait(), self._interval * 1.5 + 1.0)
+                    await asyncio.wait_for(run.cancel_event.wait(), self._interval * 1.5 + 1.0)
+                if (taken := await in_thread(self.elsewhere, kernel_id)) is not None:
+                    record = None  # by somebody who took it over a little later
+                    raise taken
             yield
         except BaseException:
             async with self._lock:
+                self._held.discard(kernel_id)
                 if record is not None and self._tracker.get(kernel_id) is None:
-                    if cancel is None and record.lease is not None:
+                    if not take_over and record.lease is not None:
                         # Written now, it would count as renewed; it had run out.
                         lease = msgspec.structs.replace(record.lease, ttl=0.0)
                         record = msgspec.structs.replace(record, lease=lease)
                     await in_thread(self._put, record)
             raise
 
-    def _claim(self, kernel_id: str, politely: bool) -> KernelRecord | None:
+    def _claim(self, kernel_id: str, politely: bool, stop: threading.Event) -> KernelRecord | None:
         """Write this server's lease, unless another's counts; returns the record as it was."""
-        with self._store.claiming():
-            if politely and (taken := self.elsewhere(kernel_id)) is not None:
-                raise taken
+        self._held.discard(kernel_id)
+        with self._store.claiming(kernel_id, stop) as is_sure:
             record = self._readable(kernel_id)
+            if politely:
+                if (taken := self.elsewhere(kernel_id)) is not None:
+                    raise taken
+                lease = record.lease if record is not None else None
+                if not (is_sure or lease is None or self._liveness.is_of_this_node(lease)):
+                    raise CkptError(
+                        "store_unavailable",
+                        "The state store does not answer, so it is unknown whether another "
+                        "Jupyter server has brought this kernel back.",
+                        hint="Try again when it does, or open the state as a new kernel.",
+                    )
             if record is not None:
-                self._put(msgspec.structs.replace(record, lease=self.lease(), offer=None))
+                self._put(msgspec.structs.replace(record, lease=self._liveness.lease(), offer=None))
+                self._held.add(kernel_id)  # who writes another lease from here on has taken it
         return record
 
     def _readable(self, kernel_id: str) -> KernelRecord | None:
@@ -271,7 +265,7 @@ class Leases:
         self._held.discard(kernel_id)
         offer = self._offers.pop(kernel_id, None)
         record = self._store.kernel(kernel_id)
-        if record is None or (record.lease is not None and not self._is_own(record.lease)):
+        if record is None or (record.lease is not None and not self._liveness.is_own(record.lease)):
             return
         if self._store.states(kernel_id):
             record.lease = None
@@ -302,7 +296,8 @@ class Leases:
         found = []
         for record in self._store.kernels():
             if self._is_lost(record) and (best := self._store.best(record.kernel_id)) is not None:
-                seen = time.time() - (self._store.kernel_age(record.kernel_id) or 0.0)
+                beat = self._store.heartbeat(record.kernel_id)
+                seen = time.time() - (0.0 if beat is None else max(0.0, beat.age))
                 found.append(LostRecord(record, best[0], seen, best[1]))
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
 
@@ -327,7 +322,11 @@ class Leases:
         """
         record = self._readable(kernel_id)
         lease = record.lease if record is not None else None
-        if lease is None or self._is_own(lease) or self._has_run_out(kernel_id, lease):
+        if (
+            lease is None
+            or self._liveness.is_own(lease)
+            or self._liveness.has_run_out(kernel_id, lease)
+        ):
             return None
         return CkptError(
             "not_restorable",
@@ -336,31 +335,12 @@ class Leases:
             f"server is gone, try again in {lease.ttl:.0f} seconds.",
         )
 
-    def _is_own(self, lease: Lease) -> bool:
-        mine = (self._node_id, os.getpid(), self._server_start)
-        return (lease.node_id, lease.server_pid, lease.server_start) == mine
-
     def _is_lost(self, record: KernelRecord) -> bool:
         if record.dismissed or self._tracker.get(record.kernel_id) is not None:
             return False
         if record.lease is None:
             return record.offer is not None
-        return self._has_run_out(record.kernel_id, record.lease)
-
-    def _has_run_out(self, kernel_id: str, lease: Lease) -> bool:
-        if lease.node_id == self._node_id:
-            # A process can be looked up only from the node it ran on.
-            if not process_lives(lease.server_pid, lease.server_start):
-                return True
-        elif (
-            lease.machine_id
-            and (lease.machine_id, lease.hostname) == (self._machine_id, socket.gethostname())
-            and lease.boot_id != self._boot_id
-        ):
-            return True  # this machine, before it was started anew
-        # By the store's own clock: those of two nodes may differ.
-        age = self._store.kernel_age(kernel_id)
-        return age is not None and age > lease.ttl
+        return self._liveness.has_run_out(record.kernel_id, record.lease)
 
 
 def _same(old: KernelRecord, new: KernelRecord) -> bool:
@@ -369,22 +349,3 @@ def _same(old: KernelRecord, new: KernelRecord) -> bool:
         return False
     lease = msgspec.structs.replace(old.lease, renewed=new.lease.renewed)
     return msgspec.structs.replace(old, lease=lease) == new
-
-
-def process_lives(pid: int, start: float) -> bool:
-    """Whether the process of that id and creation time (Unix seconds) still runs."""
-    try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - start) < 1.0
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""

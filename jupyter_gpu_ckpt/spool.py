@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from .capture import procfs
 from .capture.files import discard_links
 from .capture.node import node_id
 from .errors import CkptError
+from .liveness import process_lives
 from .operations import in_thread
-from .recovery import process_lives
 from .store import make_private_dir
 
 #: Folders that another node's server left are removed after this many seconds.
@@ -32,7 +31,7 @@ class Spool:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        start = int(psutil.Process().create_time())
+        start = procfs.started(os.getpid())
         self._own = root / f"{node_id()}-{os.getpid()}-{start}"
 
     @contextlib.asynccontextmanager
@@ -92,7 +91,7 @@ class Spool:
         if not (pid.isdigit() and start.isdigit() and _is_ours(status)):
             return False
         if node == node_id():
-            return not process_lives(int(pid), float(start) + 0.5)
+            return not process_lives(int(pid), float(start))
         return time.time() - status.st_mtime > _FOREIGN_AGE
 
 

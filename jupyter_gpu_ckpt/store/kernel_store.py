@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from ..errors import CkptError
+from .clocks import has_one_clock
 from .keys import KeyRing
 from .layout import check_kernel_id, create_file, move_into, owner_folder, translated
 from .local_files import tidy
@@ -29,6 +30,19 @@ READING = "read from the state store"
 WRITING = "write to the state store"
 
 
+class Heartbeat(NamedTuple):
+    """When a kernel's lease was renewed last.
+
+    ``age`` is in seconds; ``one_clock``: by a clock that all nodes share. ``mark`` is another one
+    after each renewal. For the last ``unread`` seconds nobody could look.
+    """
+
+    age: float
+    mark: str
+    one_clock: bool
+    unread: float = 0.0
+
+
 class KernelStore:
     """The part of a store that is about kernels; see :class:`~.state_store.StateStore`."""
 
@@ -36,6 +50,7 @@ class KernelStore:
         self.root = Path(root)
         self._name = owner_folder(owner)
         self._ring = ring
+        self._one_clock: bool | None = None
 
     def _open(self) -> OwnerStore | None:
         with translated(READING):
@@ -66,12 +81,30 @@ class KernelStore:
         return []
 
     @contextlib.contextmanager
-    def claiming(self) -> Iterator[None]:
+    def claiming(self, kernel_id: str, stop: threading.Event | None = None) -> Iterator[bool]:
         """For the block, no other process that shares the store is in such a block.
 
         It looks whose a kernel is, and takes it. Where the file system has no locks, or the one
         who holds it does not let go, the block is run all the same: a claim must not hang.
+
+        Parameters
+        ----------
+        kernel_id
+            The kernel.
+        stop
+            Set it to stop waiting for others.
+
+        Yields
+        ------
+        bool
+            False where processes on other nodes could not be asked.
+
+        Raises
+        ------
+        CkptError
+            ``not_restorable``: others do not come to an end; ``cancelled``.
         """
+        check_kernel_id(kernel_id)
         owner = self._create()
         with translated(WRITING):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -86,7 +119,7 @@ class KernelStore:
                     time.sleep(0.02)
                 except OSError:
                     break
-            yield
+            yield True
         finally:
             os.close(fd)
 
@@ -157,21 +190,21 @@ class KernelStore:
                     records.append(record)
         return records
 
-    def kernel_age(self, kernel_id: str) -> float | None:
-        """Seconds since a kernel's record was written; ``None`` if there is none.
-
-        By the clock of the store alone, so that nodes whose clocks differ agree on it.
-        """
+    def heartbeat(self, kernel_id: str) -> Heartbeat | None:
+        """When a kernel's record was written last; ``None`` if there is none."""
         check_kernel_id(kernel_id)
         owner = self._open()
         if owner is None:
             return None
         with translated(READING):
             try:
-                written = (owner.kernels / kernel_id / "kernel.json").stat().st_mtime
+                written = (owner.kernels / kernel_id / "kernel.json").stat()
             except FileNotFoundError:
                 return None
-            return store_now(owner.writers) - written
+            if self._one_clock is None:
+                self._one_clock = has_one_clock(owner.kernels)
+            age = store_now(owner.writers) - written.st_mtime
+            return Heartbeat(age, str(written.st_mtime_ns), self._one_clock)
 
     def delete_kernel(self, kernel_id: str) -> None:
         """Remove a kernel's record, if there; its states stay."""

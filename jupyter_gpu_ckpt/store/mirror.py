@@ -57,6 +57,7 @@ class Mirror:
         self._unsent = unsent
         self._lock = threading.Lock()
         self._seen: dict[str, str] = {}
+        self._modified: dict[str, float] = {}
         self._keys_known = False
         self._clock = RemoteFiles(remote.hasty()).now
         self._refreshed = float("-inf")
@@ -87,7 +88,7 @@ class Mirror:
         with self._lock:
             if self._tier.confirmed():
                 return True
-            if self.problem is not None and time.monotonic() < self._rest_until:
+            if self.problem is not None and _now() < self._rest_until:
                 raise self.problem
             try:
                 found = self._hasty.maybe("store.json")
@@ -139,7 +140,7 @@ class Mirror:
         failed is left alone for some seconds, so that not every list waits for it.
         """
         with self._lock:
-            began = time.monotonic()
+            began = _now()
             if began < self._rest_until or (not now and began - self._refreshed < _FRESH):
                 return
             try:
@@ -153,22 +154,27 @@ class Mirror:
             else:
                 self.problem = None
                 self._rest = _FIRST_REST
-                self._refreshed = time.monotonic()
+                self._refreshed = _now()
 
     def stale(self) -> float:
         """Seconds for which the remote tier could not be read; 0 if it can."""
         with self._lock:
             if self.problem is None:
                 return 0.0
-            return time.monotonic() - self._refreshed
+            return _now() - self._refreshed
 
     def version(self, name: str) -> str | None:
         """What is known of a small object's version."""
         return self._seen.get(name)
 
+    def age(self, name: str) -> float | None:
+        """Seconds since a small object was written, if it was brought from the remote tier."""
+        modified = self._modified.get(name)
+        return None if modified is None else self._clock() - modified
+
     def _failed(self, error: CkptError) -> None:
         self.problem = error
-        self._rest_until = time.monotonic() + self._rest
+        self._rest_until = _now() + self._rest
         self._rest = min(2 * self._rest, _LONGEST_REST)
 
     def _refresh(self, owner: OwnerStore) -> None:
@@ -215,6 +221,7 @@ class Mirror:
             # How old a record is says whether its kernel lives.
             self._tier.write(path, data, age=self._clock() - found.modified)
             self._seen[name] = found.version
+            self._modified[name] = found.modified
 
     def _forget_deleted(self, owner: OwnerStore, gone: set[str]) -> None:
         """Forget states that were deleted from elsewhere."""
@@ -241,6 +248,12 @@ class Mirror:
             if len(parts) == 3 and parts[1] not in listed.kernels and name not in unsent:
                 (owner.kernels / parts[1] / "kernel.json").unlink(missing_ok=True)
                 del self._seen[name]
+                self._modified.pop(name, None)
+
+
+def _now() -> float:
+    """Seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _bound(work: Callable[..., None], *arguments: object) -> Callable[[], None]:

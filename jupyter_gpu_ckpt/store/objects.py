@@ -80,6 +80,11 @@ class Objects:
         self._backend = Backend(self.url, options or {}, timeout)
         self._s3 = self._backend.protocol in ("s3", "s3a")
 
+    @property
+    def one_clock(self) -> bool:
+        """Whether the times of objects come from the system, and not from who writes them."""
+        return self._backend.whole
+
     def within(self, timeout: float, attempts: int) -> Objects:
         """The same objects over the same connections, with other limits: for who cannot wait."""
         other = copy.copy(self)

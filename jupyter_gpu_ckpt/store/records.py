@@ -67,9 +67,11 @@ class StateRecord(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """Which node and server run a kernel now. Times are Unix seconds, ``ttl`` seconds.
+    """Which node and server run a kernel now.
 
-    ``machine_id`` outlives a boot, where the machine has one.
+    ``server_start`` are clock ticks from the node's boot to the start of the process; ``renewed``
+    is Unix seconds by the node's own clock, for people only; ``ttl`` seconds. ``machine_id``
+    outlives a boot, where the machine has one.
     """
 
     node_id: str

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
 
 from ..errors import CkptError
+from .claims import Claims
 from .damage import Damaged
 from .fetch import SharedPacks, TierPacks
+from .kernel_store import Heartbeat
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
 from .local_files import LocalFiles
@@ -98,6 +100,7 @@ class TieredStore(StateStore):
         self.url = url
         name = owner_folder(owner)
         self._remote = RemoteOwner(Objects(f"{url.rstrip('/')}/{name}", options, timeout=timeout))
+        self._claims = Claims(self._remote)
         self._tier = LocalTier(self.root / name)
         self._limit = limit
         # One try a time: before another one it is looked whether it would still be right.
@@ -261,6 +264,8 @@ class TieredStore(StateStore):
             owner = super()._open()
             files = RemoteFiles(self._remote, None if owner is None else owner.manifest)
             there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
+            if not dry_run:
+                self._claims.tidy()
         except CkptError as error:
             if error.reason != "store_unavailable":
                 raise
@@ -290,6 +295,26 @@ class TieredStore(StateStore):
 
     # -- kernel records ------------------------------------------------------------------------
 
+    @contextmanager
+    def claiming(self, kernel_id: str, stop: threading.Event | None = None) -> Iterator[bool]:
+        """See :meth:`StateStore.claiming`; on all nodes, unless the remote tier does not answer."""
+        check_kernel_id(kernel_id)
+        with ExitStack() as stack:
+            claim = None
+            try:
+                claim = stack.enter_context(self._claims.held(kernel_id, stop))
+                # What others have written until they let go of their claims.
+                self._mirror.refresh(self._create(), now=True)
+                claim.check()
+            except CkptError as error:
+                if error.reason != "store_unavailable":
+                    raise
+                claim = None
+            stack.enter_context(super().claiming(kernel_id, stop))
+            yield claim is not None and self._mirror.problem is None
+            if claim is not None:
+                self._records.flush(_CLAIM_SECONDS)  # again, as it must be there before others look
+
     def put_kernel(self, record: KernelRecord) -> None:
         """See :meth:`StateStore.put_kernel`; the remote tier gets it as soon as it can."""
         before = super().kernel(record.kernel_id)
@@ -299,12 +324,18 @@ class TieredStore(StateStore):
             # Others must know before the kernel begins here; renewals need not be waited for.
             self._records.flush(_CLAIM_SECONDS)
 
-    def kernel_age(self, kernel_id: str) -> float | None:
-        """See :meth:`StateStore.kernel_age`; time in which the remote tier could not be read
+    def heartbeat(self, kernel_id: str) -> Heartbeat | None:
+        """See :meth:`StateStore.heartbeat`; time in which the remote tier could not be read
         does not count, for others may well have renewed their leases.
         """
-        age = super().kernel_age(kernel_id)
-        return None if age is None else max(0.0, age - self._mirror.stale())
+        beat = super().heartbeat(kernel_id)
+        if beat is None:
+            return None
+        unread = self._mirror.stale()
+        # The node's own clock may have been set since the record was brought here.
+        there = self._mirror.age(self._remote.kernel_name(kernel_id))
+        age = beat.age if there is None else min(beat.age, there)
+        return Heartbeat(age - unread, beat.mark, self._remote.objects.one_clock, unread)
 
     def renew_kernel(self, record: KernelRecord) -> None:
         """See :meth:`StateStore.renew_kernel`; the remote tier's copy becomes young by a write."""

@@ -354,5 +354,5 @@ def make_left_over(spool: Path, server: JupyterServer) -> Path:
 
 def renewed(home: Home, kernel_id: str) -> float:
     """When a kernel's lease was renewed, in seconds of this machine's clock."""
-    age = store_of(home).kernel_age(kernel_id)
-    return 0.0 if age is None else time.time() - age
+    beat = store_of(home).heartbeat(kernel_id)
+    return 0.0 if beat is None else time.time() - beat.age

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,42 @@ def test_states_are_uploaded_before_an_end_that_is_foretold(
             server.kill()
     finally:
         proxy.stop()
+
+
+def test_of_two_servers_that_share_only_a_remote_store_one_gets_a_lost_kernel(
+    home: Home, shared: Path, url: str, s3_server: S3Server
+) -> None:
+    def given(disk: str) -> dict[str, Any]:
+        return config(url, s3_server.port, shared / disk)
+
+    with JupyterServer(home, config=given("disk-a")) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("x = 41")
+        events = server.client.events()
+        state = server.client.save(kernel)["state_id"]
+        events.wait_for("kernel", action="state_durable", kernel_id=kernel.id, state_id=state)
+        server.kill()
+    with (
+        JupyterServer(home, config=given("disk-b")) as one,
+        JupyterServer(home, config=given("disk-c")) as other,
+    ):
+        both = (one, other)
+        for server in both:
+            server.client.wait_lost(1)
+        start = threading.Barrier(2, timeout=30)
+
+        def bring_back(server: JupyterServer) -> dict[str, Any]:
+            start.wait()
+            begun = server.client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore")
+            return server.client.finished(begun)
+
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(bring_back, both))
+        assert sorted(end["status"] for end in ends) == ["done", "failed"], ends
+        winner, loser = both if ends[0]["status"] == "done" else both[::-1]
+        refused = next(end["error"] for end in ends if end["status"] == "failed")
+        assert refused["reason"] == "not_restorable"
+        assert "still runs, in another Jupyter server" in refused["message"]
+        assert loser.client.get("api/kernels") == []
+        assert loser.client.lost() == []
+        assert winner.client.connect(kernel.id).run("print(x + 1)") == "42"
