@@ -8,6 +8,7 @@ has the format of the description; `simgpu.py` starts machines from tests.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import random
 import socket
@@ -102,7 +103,7 @@ class Memory:
         self.gpu = gpu
         self.address = address
         self.size = size
-        self.data = bytearray(size)
+        self.data = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
 
     def piece(self, offset: int, length: int) -> list[memoryview]:
         return [memoryview(self.data)[offset : offset + length]]

@@ -279,17 +279,21 @@ def test_a_restore_that_ran_out_of_memory_cannot_be_repeated(
 
 
 @pytest.mark.parametrize(
-    "use",
+    ("use", "mig"),
     [
-        "gpu.driver.cuMemAllocManaged(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(9), 1)",
-        "gpu.driver.cuIpcGetMemHandle(handle, ctypes.c_uint64(gpu.allocate(9)))",
+        (
+            "gpu.driver.cuMemAllocManaged(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(9), 1)",
+            False,
+        ),
+        ("gpu.driver.cuIpcGetMemHandle(handle, ctypes.c_uint64(gpu.allocate(9)))", False),
+        ("", True),
     ],
-    ids=["unified memory", "ipc"],
+    ids=["unified memory", "ipc", "mig"],
 )
 def test_what_cannot_be_checkpointed_can_be_unlocked(
-    machine: Machines, program: Programs, outside: Outsides, use: str
+    machine: Machines, program: Programs, outside: Outsides, use: str, mig: bool
 ) -> None:
-    here = machine()
+    here = machine(gpu(mig=mig))
     one = program(here, "handle = ctypes.create_string_buffer(64)\n" + use + HOLDER)
     one.wait_line("sum")
     other = outside(here)
