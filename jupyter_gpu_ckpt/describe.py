@@ -156,7 +156,7 @@ def lost_kernel(lost: LostRecord) -> LostKernel:
         node=record.lease.hostname if record.lease else newest.meta.node.get("hostname", ""),
         last_seen=seen.isoformat(timespec="seconds").replace("+00:00", "Z"),
         state=state(newest),
-        why=_WHY.get(record.offer or "", "lost"),
+        why="hibernated" if record.hibernated else _WHY.get(record.offer or "", "lost"),
         damaged=list(lost.damaged),
     )
 

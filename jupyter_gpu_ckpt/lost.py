@@ -49,7 +49,7 @@ class LostKernels:
             if kernel_id in self._seen or lost.record.offer == "cull":
                 continue  # what was culled comes back when somebody wants it
             self._seen.add(kernel_id)
-            if self._keeper.restore_on_start == "always":
+            if self._keeper.restore_on_start == "always" and not lost.record.hibernated:
                 self._keeper.in_background(self._bring_back(lost))
             else:
                 self._tell(lost)
@@ -91,7 +91,9 @@ class LostKernels:
         """Whether it is for the user to say if the kernel is restored."""
         record, mode = lost.record, self._keeper.restore_on_start
         if mode == "always":
-            return record.offer == "cull" or record.kernel_id in self._left
+            # What was not used takes no memory until somebody wants it.
+            asleep = record.hibernated or record.offer == "cull"
+            return asleep or record.kernel_id in self._left
         return mode == "prompt"
 
     async def _found(self) -> list[LostRecord]:

@@ -268,8 +268,9 @@ class LostKernel(msgspec.Struct, frozen=True):
     """A kernel that ended without its user's wish and has at least one state.
 
     ``why``: it was lost with its server or node, or saved and then ended because the server was
-    stopped (``shutdown``) or by its culler (``cull``). ``state`` is the newest one that is not
-    known to be damaged; ``damaged`` are the ids of newer ones that are.
+    stopped (``shutdown``) or by its culler (``cull``); or it was ``hibernated``, and nothing of it
+    is lost. ``state`` is the newest one that is not known to be damaged; ``damaged`` are the ids
+    of newer ones that are.
     """
 
     kernel_id: str
@@ -279,7 +280,7 @@ class LostKernel(msgspec.Struct, frozen=True):
     node: str
     last_seen: str
     state: State
-    why: Literal["lost", "shutdown", "cull"] = "lost"
+    why: Literal["lost", "shutdown", "cull", "hibernated"] = "lost"
     damaged: list[str] = []
 
 

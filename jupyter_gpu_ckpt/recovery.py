@@ -127,6 +127,7 @@ class Leases:
             display_name=spec_of(kernel.km)[0],
             path=path,
             lease=self._liveness.lease(),
+            hibernated=kernel.is_hibernated,
         )
 
     def _renew_in_store(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -94,6 +94,15 @@ def _marks(it: State) -> list[str]:
     return [word for word, is_so in found.items() if is_so]
 
 
+#: How a kernel ended without its user's wish.
+_ENDED: Final = {
+    "lost": "lost",
+    "shutdown": "server stopped",
+    "cull": "idle",
+    "hibernated": "hibernated",
+}
+
+
 def lost(found: Sequence[LostKernel]) -> None:
     """Print lost kernels as a table."""
     rows = [
@@ -102,13 +111,14 @@ def lost(found: Sequence[LostKernel]) -> None:
             k.path,
             k.display_name,
             k.node,
+            _ENDED[k.why],
             age(k.last_seen),
             age(k.state.created),
             size(k.state.size),
         ]
         for k in found
     ]
-    head = ["Kernel", "Notebook", "Name", "Node", "Last seen", "Saved", "Size"]
+    head = ["Kernel", "Notebook", "Name", "Node", "Ended", "Last seen", "Saved", "Size"]
     table(head, rows, "No kernel was lost.")
 
 

@@ -89,6 +89,7 @@ class KernelRecord(msgspec.Struct, kw_only=True):
 
     ``offer`` says that the kernel was saved and then ended without its user's wish: ``shutdown``
     (the server was stopped) or ``cull``. ``autosave`` is its user's choice of when it is saved.
+    A ``hibernated`` one is in its newest state, whole, and has no process.
     """
 
     kernel_id: str
@@ -99,6 +100,7 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     dismissed: bool = False
     offer: str | None = None
     autosave: dict[str, Any] | None = None
+    hibernated: bool = False
 
 
 class GcResult(NamedTuple):

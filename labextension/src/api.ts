@@ -155,6 +155,7 @@ export interface ILostKernel {
   path: string | null;
   node: string;
   last_seen: string;
+  why: 'lost' | 'shutdown' | 'cull' | 'hibernated';
   /** The newest that is not known to be damaged. */
   state: IState;
   /** Ids of newer ones that are. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -287,11 +288,28 @@ def test_the_next_server_offers_it(home: Home) -> None:
         with JupyterServer(home, config=config) as server:
             (lost,) = server.client.wait_lost(1)
             assert (lost["kernel_id"], lost["path"]) == (kernel.id, "book.ipynb")
+            assert lost["why"] == "hibernated", "nothing of it is lost"
             server.client.restore_lost(kernel.id)
             kernel = server.client.connect(kernel.id)
             assert kernel.run("x += 1; print(x)") == str(x)
-            hibernate(Api(server), kernel)
-            getattr(server, end)()
+            if end == "kill":
+                hibernate(Api(server), kernel)
+            else:
+                server.client.save(kernel)
+                lost_awake = server.client.start(home.add_notebook("awake.ipynb"))
+                lost_awake.run("y = 1")
+                server.client.save(lost_awake)
+                hibernate(Api(server), kernel)
+                server.kill()
+    # Where lost kernels come back unasked, what was hibernated stays so.
+    always = {"GpuCkpt": {"restore_on_start": "always", "lease_interval": 0.5}, **config}
+    with JupyterServer(home, config=always) as server:
+        client = server.client
+        wait_for("what ran is back", lambda: client.get("api/kernels"), 30)
+        time.sleep(1.5)  # two more looks
+        assert [k["id"] for k in client.get("api/kernels")] == [lost_awake.id]
+        (lost,) = client.lost()
+        assert (lost["kernel_id"], lost["why"]) == (kernel.id, "hibernated")
 
 
 def test_idle_kernels_hibernate_and_are_not_culled(home: Home) -> None:

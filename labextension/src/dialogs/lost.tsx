@@ -88,7 +88,9 @@ class LostBody extends CheckedBody {
                 kernel.display_name,
                 formatAge(state.created, trans)
               ),
-              reasonText(state, trans)
+              kernel.why === 'hibernated'
+                ? trans.__('Hibernated, ready to wake')
+                : reasonText(state, trans)
             ].join(' · ')}
           </span>
           <span className="jp-gpu-ckpt-item-side">{kernel.node}</span>
