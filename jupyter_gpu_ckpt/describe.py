@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Final, Literal
 
+import msgspec
+
 from . import __version__
 from .capture.protocol import Probe
 from .connection import spec_of
@@ -23,6 +25,7 @@ from .models import (
     RestoreMode,
     State,
 )
+from .outside import Outside
 from .recovery import LostRecord
 from .store import DamagedState, StateRecord
 
@@ -70,7 +73,14 @@ def state(
         encrypted=record.key_id is not None,
         verified=record.verified,
         damage=record.damage,
+        outside=outside(record),
     )
+
+
+def outside(record: StateRecord) -> Outside | None:
+    """What the state's kernel had outside of it; ``None`` for states that do not say."""
+    found = record.meta.outside
+    return None if found is None else msgspec.convert(found, Outside)
 
 
 def unreadable(bad: DamagedState) -> State:

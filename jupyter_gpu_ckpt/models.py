@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from .outside import Outside
+
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
 OperationKind = Literal["save", "restore", "verify"]
 RestoreMode = Literal["rollback", "new"]
@@ -83,7 +85,8 @@ class State(msgspec.Struct, frozen=True):
     ``damage`` what is wrong with it, if that is known.
 
     ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
-    there is one; both are ``None`` where that was not checked (lists).
+    there is one; both are ``None`` where that was not checked (lists). ``outside`` is ``None``
+    where it is not known.
     """
 
     id: str
@@ -111,6 +114,7 @@ class State(msgspec.Struct, frozen=True):
     encrypted: bool = False
     verified: str | None = None
     damage: str | None = None
+    outside: Outside | None = None
 
 
 class ContentsSum(msgspec.Struct):
@@ -340,6 +344,7 @@ class AutoSavePolicy(msgspec.Struct, frozen=True):
     interval: float
     long_cell: float
     before_shutdown: bool
+    before_preemption: bool
     before_cull: bool
     hibernate: float = 0.0
 
@@ -352,6 +357,7 @@ class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     interval: Annotated[float, msgspec.Meta(ge=0)] | None = None
     long_cell: Annotated[float, msgspec.Meta(ge=0)] | None = None
     before_shutdown: bool | None = None
+    before_preemption: bool | None = None
     before_cull: bool | None = None
     hibernate: Annotated[float, msgspec.Meta(ge=0)] | None = None
 

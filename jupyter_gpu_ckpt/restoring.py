@@ -18,6 +18,7 @@ from .capture.node import node_info
 from .capture.peers import wait_for_peers
 from .capture.supervisor import KILL_GRACE, Supervisor
 from .connection import can_reach, is_own_address, own_address
+from .describe import outside
 from .errors import CkptError
 from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
@@ -40,6 +41,9 @@ _HOLD_MARGIN: Final = 20.0
 
 #: Seconds that the old process tree has to be gone once it was killed.
 _KILL_TIMEOUT: Final = KILL_GRACE + 10.0
+
+#: So many connections that a restore has closed are named to the user.
+_NAMED: Final = 8
 
 
 class Restore:
@@ -250,6 +254,7 @@ class Restore:
         finally:
             await in_thread(files.clean_up, image_dir, entries)
         self._check_clock(supervisor)
+        self._name_closed()
         return supervisor
 
     def _check_clock(self, supervisor: Supervisor) -> None:
@@ -261,6 +266,14 @@ class Restore:
                 "The node's clock is not the old one's: a sleep or timer that was running may end "
                 "early or late."
             )
+
+    def _name_closed(self) -> None:
+        """Tell of connections that are closed now: their programs may have to open them again."""
+        found = outside(self._record)
+        closed = found.closed() if found is not None else []
+        if closed:
+            more = f" and {len(closed) - _NAMED} more" if len(closed) > _NAMED else ""
+            self._warnings.append(f"Did not come back: {', '.join(closed[:_NAMED])}{more}.")
 
     async def _start_manager(
         self, kernel_id: str, path: str | None, supervisor: Supervisor

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import psutil
+from jupyter_client.connect import port_names
 
-from .capture import files, images, transactions
+from .capture import files, images, outside, transactions
 from .capture.contents import Survey
 from .capture.estimate import state_size
 from .capture.explain import links_collided
@@ -28,6 +29,7 @@ from .errors import CkptError
 from .history import is_history
 from .models import OperationResult
 from .operations import Run, in_thread
+from .outside import Outside
 from .space import check_space
 from .store import Layout, StateMeta, StateWriter
 from .tracking import TrackedKernel
@@ -56,6 +58,7 @@ class _Found(NamedTuple):
     pids: list[int]
     pages: dict[str, PageFile]
     survey: Survey
+    outside: Outside
 
     def layout(self, path: bytes) -> Layout | None:
         """The addresses of a file of pages, by which the store compares it with the last save."""
@@ -104,6 +107,7 @@ class Save:
         async with self._keeper.spool.folder(run.model.id) as spool:
             image_dir = spool / "images"
             await in_thread(check_save, pid, probe)
+            devices = await in_thread(outside.devices, pid)
             in_use = self._keeper.tidying.in_use()
             tight = await in_thread(self._check_space, pid, spool, in_use)
             # First, because a store that cannot be written should not cost the kernel a freeze.
@@ -113,7 +117,7 @@ class Save:
                 dump, node_local = await self._dump_whole(run, native, pid, image_dir)
                 frozen_at = _frozen_at(image_dir, dump)
                 # Before the store takes the images, which may remove them.
-                found = await in_thread(self._read, image_dir, node_local)
+                found = await in_thread(self._read, image_dir, node_local, devices)
                 run.phase("storing", 0.5)
                 await in_thread(
                     lambda: writer.add_tree(
@@ -255,13 +259,23 @@ class Save:
         above = [cell for cell in self._counts.items() if cell[1] > (count or 0)]
         return dict(above[:_COUNTS])
 
-    def _read(self, image_dir: Path, node_local: list[files.NodeLocalEntry]) -> _Found:
+    def _read(
+        self, image_dir: Path, node_local: list[files.NodeLocalEntry], devices: list[str]
+    ) -> _Found:
         pages = page_files(image_dir)
+        km = self._kernel.km
         return _Found(
             images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
             images.all_pids(image_dir),
             pages,
             Survey(image_dir, pages, node_local),
+            outside.survey(
+                image_dir,
+                devices=devices,
+                own_ports=[getattr(km, name) for name in port_names],
+                exclude=self._keeper.node_local_dirs,
+                is_shared=self._is_shared,
+            ),
         )
 
     async def _describe(
@@ -302,6 +316,7 @@ class Save:
             cwd=process["cwd"],
             argv=process["argv"],
             warnings=[*self._warnings, *_warnings(dump)],
+            outside=msgspec.to_builtins(found.outside),
         )
 
 

@@ -21,10 +21,10 @@ MAX_LINES = 400
 # bottom layers do not know their neighbours either.
 FACES = {"app", "handlers", "cli", "hub"}
 BOTTOM = {"capture", "store"}
-WORDS = {"errors", "models"}
+WORDS = {"errors", "models", "outside"}
 GENERATED = {"_version"}
 #: Imports between neighbours that the design allows.
-ALLOWED = {("app", "handlers"), ("models", "errors")}
+ALLOWED = {("app", "handlers"), ("models", "errors"), ("models", "outside")}
 
 JUPYTER = {
     "jupyter_client", "jupyter_core", "jupyter_events", "jupyter_server", "jupyterlab",

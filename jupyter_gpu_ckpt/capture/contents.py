@@ -125,7 +125,7 @@ class Survey:
     def _item(
         self, kind: ContentsKind, name: bytes, pid: int | None = None, start: int | None = None
     ) -> ContentsItem:
-        key = (kind, text := _shown(name), pid, start)
+        key = (kind, text := shown(name), pid, start)
         if key not in self._items:
             self._items[key] = ContentsItem(
                 kind, text, pid, None if start is None else f"{start:x}"
@@ -179,7 +179,7 @@ class Survey:
             called = self._names.get(vma.shmid, b"[file]")
             if status & _OF_PLUGIN or _GPU.fullmatch(called):
                 return "gpu", called, None
-            is_code = vma.shmid in code or _LIBRARY.fullmatch(called)
+            is_code = vma.shmid in code or is_library(called)
             return "libraries" if is_code else "files", called, None
         if status & _OF_PLUGIN:
             return "gpu", b"[gpu]", vma.start
@@ -269,6 +269,12 @@ def _is_plain(vma: Any) -> bool:
     return bool(vma.status & _ANON_PRIVATE and not named)
 
 
-def _shown(name: bytes) -> str:
+def is_library(name: bytes) -> bool:
+    """Whether a file is a shared library, by its path."""
+    return _LIBRARY.fullmatch(name) is not None
+
+
+def shown(name: bytes) -> str:
+    """A path or other name as text, of bounded length: of a long one the end."""
     text = name.decode("utf-8", "replace")
     return text if len(text) <= _LONGEST_NAME else "..." + text[3 - _LONGEST_NAME :]

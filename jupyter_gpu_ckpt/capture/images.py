@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -80,8 +81,8 @@ def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[Mappe
         are a database's ``-shm`` files, which :mod:`.wal` makes again.
     """
     files = read_image(images_dir / "files.img", "file_entry")
-    mapped = _mapped_ids(images_dir)
-    remapped = _remapped_ids(images_dir)
+    mapped = mapped_ids(images_dir)
+    remapped = remapped_ids(images_dir)
     exclude = [os.path.realpath(directory) for directory in exclude]
     names = {
         entry.reg.name
@@ -122,7 +123,7 @@ def link_remaps(images_dir: Path) -> list[str]:
 def named_files(images_dir: Path) -> list[str]:
     """Like :func:`open_files`, without those that have lost their name."""
     files = read_image(images_dir / "files.img", "file_entry")
-    nameless = _remapped_ids(images_dir)
+    nameless = remapped_ids(images_dir)
     return sorted(
         {os.fsdecode(e.reg.name) for e in files.messages if e.type == REG and e.id not in nameless}
     )
@@ -177,7 +178,7 @@ def prepare_for_restore(images_dir: Path, *, beside: str | None = None) -> None:
     changed |= sockets.move_to_this_node(files)
     if beside is not None:
         changed |= sockets.move_beside(files, beside)
-    changed |= _forget_sizes(files, _mapped_ids(images_dir))
+    changed |= _forget_sizes(files, mapped_ids(images_dir))
     if changed:
         write_image(path, files)
 
@@ -205,16 +206,22 @@ def is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _mapped_ids(images_dir: Path) -> set[int]:
+def mapped_ids(images_dir: Path, *, code: bool = False) -> set[int]:
+    """Ids of the files that the tree maps or executes, with ``code`` only of those with code."""
     found: set[int] = set()
     for path in images_dir.glob("mm-*.img"):
         for entry in read_image(path, "mm_entry").messages:
             found.add(entry.exe_file_id)
-            found.update(vma.shmid for vma in entry.vmas if vma.status & _MAPS_A_FILE)
+            found.update(
+                vma.shmid
+                for vma in entry.vmas
+                if vma.status & _MAPS_A_FILE and (vma.prot & mmap.PROT_EXEC or not code)
+            )
     return found
 
 
-def _remapped_ids(images_dir: Path) -> set[int]:
+def remapped_ids(images_dir: Path) -> set[int]:
+    """Ids of the files that have lost their name, and of the links that CRIU made for them."""
     path = images_dir / "remap-fpath.img"
     if not path.exists():
         return set()

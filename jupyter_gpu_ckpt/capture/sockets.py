@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import socket
 import struct
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final, Literal, NamedTuple
 
 from .images_proto import INETSK, UNIXSK, Image
 
@@ -21,7 +21,19 @@ _LISTEN: Final = 10
 _EXTERNAL: Final = 1  # unix_sk_entry.uflags: a socket that is not in the image
 _MAPPED_V4: Final = bytes(10) + b"\xff\xff"
 
+#: States of a connection that the other end has closed: CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT.
+_ENDED_THERE: Final = frozenset({6, _CLOSE, 8, 9, 11})
+
 End = tuple[bytes, int]
+
+
+class Peer(NamedTuple):
+    """The other end of a connection; ``port`` is this end's where it was ``incoming``."""
+
+    protocol: Literal["tcp", "udp", "unix"]
+    address: str
+    port: int | None
+    incoming: bool
 
 
 def listeners(files: Image) -> list[tuple[str, int]]:
@@ -41,18 +53,61 @@ def close_outside_connections(files: Image) -> bool:
     A state other than "established" (half closed, still connecting) is treated alike:
     what counts is whether the other end is in the image. Returns whether anything changed.
     """
+    changed = False
+    for entry in _leading_outside(files):
+        entry.state = _CLOSE
+        entry.backlog = 0
+        _forget_source(entry)
+        _forget_destination(entry)
+        changed = True
+    return changed
+
+
+def outside_peers(files: Image) -> list[Peer]:
+    """Whom the tree was connected to outside of it, on the node where it was saved.
+
+    To be called before the images are edited. A TCP connection that its other end had closed is
+    over, and left out.
+    """
+    tcp = list(_sockets(files, socket.IPPROTO_TCP))
+    udp = list(_sockets(files, socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE))
+    serving = {_ends(entry)[0] for entry in tcp if entry.state == _LISTEN}
+    ports = {port for _, port in serving}
+    found = []
+    for entry in _leading_outside(files):
+        there = _ends(entry)[1]
+        if entry.state in _ENDED_THERE or _answers(there, serving):  # not accepted yet
+            continue
+        incoming = entry.src_port in ports
+        found.append(
+            Peer("tcp", _text(there[0]), entry.src_port if incoming else there[1], incoming)
+        )
+    receiving = {_ends(entry)[0] for entry in udp}
+    for entry in udp:
+        there = _ends(entry)[1]
+        if entry.dst_port and not _answers(there, receiving):
+            found.append(Peer("udp", _text(there[0]), there[1], False))
+    entries = {e.usk.ino: e.usk for e in files.messages if e.type == UNIXSK}
+    for entry in entries.values():
+        other = entries.get(entry.peer)
+        if other is not None and other.uflags & _EXTERNAL and other.name.strip(b"\0"):
+            name = other.name.rstrip(b"\0").replace(b"\0", b"@", 1)
+            found.append(Peer("unix", name.decode(errors="replace"), None, False))
+    return found
+
+
+def _answers(there: End, bound: Collection[End]) -> bool:
+    """Whether one of these sockets of this node is the one at an address."""
+    address, port = there
+    anywhere = {(bytes(4), port), (bytes(16), port)} & set(bound)
+    return there in bound or (bool(anywhere) and is_local(address))
+
+
+def _leading_outside(files: Image) -> list[Any]:
+    """TCP connections whose other end is not in the image."""
     connections = [e for e in _sockets(files, socket.IPPROTO_TCP) if e.dst_port]
     known = {_ends(entry) for entry in connections}
-    changed = False
-    for entry in connections:
-        here, there = _ends(entry)
-        if (there, here) not in known:
-            entry.state = _CLOSE
-            entry.backlog = 0
-            _forget_source(entry)
-            _forget_destination(entry)
-            changed = True
-    return changed
+    return [entry for entry in connections if _ends(entry)[::-1] not in known]
 
 
 def close_outside_unix_sockets(files: Image) -> bool:

@@ -25,6 +25,7 @@ from ..models import (
     OperationResult,
     State,
 )
+from ..outside import Outside
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 #: So many of what is in a state are shown.
@@ -164,6 +165,8 @@ def state(it: State) -> None:
     table(None, [list(fact) for fact in facts], "")
     if it.damage is not None:
         click.echo(f"Problem: {clean(it.damage)}")
+    if it.outside is not None:
+        outside(it.outside)
     for difference in it.differences:
         word = "Problem" if difference.blocking else "Differs"
         click.echo(f"{word}: {clean(difference.message)}")
@@ -171,6 +174,16 @@ def state(it: State) -> None:
             click.echo(f"  saved: {clean(difference.saved or '-')}")
             click.echo(f"  here:  {clean(difference.here or '-')}")
     warnings(it.warnings)
+
+
+def outside(found: Outside) -> None:
+    """Print what a kernel had that is not in its state."""
+    for thing in found.closed():
+        click.echo(f"Will not come back: {clean(thing)}")
+    for thing in found.needed():
+        click.echo(f"Not in the state: {clean(thing)}")
+    if found.left_out:
+        click.echo(f"... and {found.left_out} more that are not in the state")
 
 
 def contents(found: Contents) -> None:

@@ -39,6 +39,7 @@ class StateMeta(msgspec.Struct, kw_only=True):
     argv: list[str] = []
     warnings: list[str] = []
     contents: dict[str, Any] | None = None
+    outside: dict[str, Any] | None = None
 
 
 class StateRecord(msgspec.Struct, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,48 @@ def test_contents_and_cost(api: Api, two_states: tuple[str, str]) -> None:
     assert listed[newer]["parent"] == older
     assert 2 * MB < listed[newer]["cost"] < listed[newer]["size"]
     assert api.get(f"/states/{newer}")["size"] == second["size"]
+
+
+def test_what_will_not_come_back(
+    api: Api, shell: Shell, lasting_home: Home, start: Callable[..., KernelClient]
+) -> None:
+    kernel = start()
+    plain = api.done(f"/kernels/{kernel.id}/save")["state_id"]
+    nothing: dict[str, object] = {"connections": [], "devices": [], "files": [], "left_out": 0}
+    assert api.get(f"/states/{plain}")["outside"] == nothing
+    log = lasting_home.path / "epochs.log"
+    with socket.create_server(("127.77.0.1", 5432)):
+        kernel.run(
+            "import socket; database = socket.create_connection(('127.77.0.1', 5432))\n"
+            f"log = open({str(log)!r}, 'a'); messages = open('/dev/kmsg', 'rb', 0)\n"
+            "for name in range(30): globals()[f'f{name}'] = open(f'part-{name:02}.bin', 'wb')"
+        )
+        state = api.done(f"/kernels/{kernel.id}/save")["state_id"]
+
+    found = api.get(f"/states/{state}")["outside"]
+    database = {
+        "protocol": "tcp", "address": "127.77.0.1", "port": 5432, "service": "postgresql",
+        "incoming": False, "count": 1,
+    }  # fmt: skip
+    assert found["connections"] == [database]
+    assert found["devices"] == ["/dev/kmsg"]
+    assert {"path": str(log), "mode": "append"} in found["files"]
+    assert (len(found["files"]), found["left_out"]) == (24, 7)
+    listed = {one["id"]: one for one in api.get("/states", kernel=kernel.id)}
+    assert listed[state]["outside"] == found
+    facts = shell.run("inspect", state).stdout
+    gone = "connection to 127.77.0.1:5432 (postgresql)"
+    assert f"Will not come back: {gone}\n" in facts
+    assert "Not in the state: device /dev/kmsg\n" in facts
+    assert f"Not in the state: file {log} (appended to)\n" in facts
+    assert "... and 7 more" in facts
+
+    # Who restores it is told what is gone now; the rest is there again.
+    assert api.done(f"/states/{state}/restore")["warnings"] == [f"Did not come back: {gone}."]
+    kernel.run("log.write('went on'); log.flush(); messages.fileno()")
+    assert log.read_text() == "went on"
+    assert "OSError" in kernel.run("try: database.recv(1)\nexcept OSError: print('OSError')")
+    assert api.done(f"/states/{plain}/restore")["warnings"] == []
 
 
 def test_pins_and_labels(api: Api, shell: Shell, two_states: tuple[str, str]) -> None:
