@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,16 +25,23 @@ class Program:
     Its output goes to a file, and its input is empty, so that CRIU can save it.
     """
 
-    PRELUDE = "from tests.simgpu.api import *\nimport os, time, zlib\ngpu = Gpu()\n"
+    IMPORTS = "from tests.simgpu.api import *\nimport os, time, zlib\n"
+    PRELUDE = IMPORTS + "gpu = Gpu()\n"
 
     def __init__(
-        self, folder: Path, machine: SimulatedMachine, source: str, **environment: str
+        self,
+        folder: Path,
+        machine: SimulatedMachine,
+        source: str,
+        prelude: str = PRELUDE,
+        **environment: str,
     ) -> None:
         folder.mkdir()
         self.log = folder / "log"
+        _free_numbers()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", self.PRELUDE + source],
+                [sys.executable, "-u", "-c", prelude + source],
                 env={
                     **os.environ,
                     **machine.environment(),
@@ -59,8 +69,17 @@ class Program:
         return line
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if self.process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)  # with its children: it has a session of its own
+            self.process.wait()
+
+
+def _free_numbers() -> None:
+    """Let the next processes have numbers that nobody has when CRIU wants them again."""
+    limit = int(Path("/proc/sys/kernel/pid_max").read_text())
+    with contextlib.suppress(OSError):  # an ordinary user may not
+        number = random.randrange(limit // 2, limit * 7 // 8)
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(number))
 
 
 @pytest.fixture
@@ -83,9 +102,9 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     """Start programs with CUDA; ended after the test."""
     started: list[Program] = []
 
-    def start(machine: SimulatedMachine, source: str, **environment: str) -> Program:
+    def start(machine: SimulatedMachine, source: str, **settings: str) -> Program:
         folder = tmp_path / f"program-{len(started)}"
-        started.append(Program(folder, machine, source, **environment))
+        started.append(Program(folder, machine, source, **settings))
         return started[-1]
 
     yield start

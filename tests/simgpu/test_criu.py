@@ -43,6 +43,9 @@ class Images:
 
     def restore(self, program: Program) -> None:
         assert program.process.wait(30) == -signal.SIGKILL
+        pids = [path.name[5:-4] for path in self.folder.glob("core-*.img")]
+        gone = [Path("/proc", pid) for pid in pids]
+        wait_until(lambda: not any(path.exists() for path in gone), "they are reaped", 30)
         assert self.criu("restore", "-d") == ""
 
 
@@ -69,7 +72,6 @@ def test_a_forked_child_keeps_device_files_where_the_machine_is_so(
     other.save(one.pid)
     assert here.used() == 0
     assert "nvidiactl" in images.dump(one)
-    os.killpg(one.pid, signal.SIGKILL)
 
 
 def test_device_memory_comes_back_on_another_machine(
@@ -99,6 +101,42 @@ def test_device_memory_comes_back_on_another_machine(
     finally:
         os.kill(one.pid, signal.SIGKILL)
     wait_until(lambda: there.used(0) == 0, "the memory of a dead process is free")
+
+
+def test_a_tree_of_two_processes_on_two_gpus(
+    machine: Machines, program: Programs, outside: Outsides, images: Images
+) -> None:
+    here = machine(gpu(0), gpu(1))
+    source = """
+def work(ordinal):
+    own = Gpu(ordinal)
+    data = own.upload(os.urandom(1 << 16))
+    first = own.checksum(data, 1 << 16)
+    print("pid", ordinal, os.getpid(), flush=True)
+    while True:
+        print("intact", ordinal, own.checksum(data, 1 << 16) == first, own.uuid, flush=True)
+        time.sleep(0.01)
+work(1 if os.fork() == 0 else 0)  # the child is there before its parent has CUDA
+"""
+    one = program(here, source, prelude=Program.IMPORTS)
+    pids = [int(one.wait_line(f"pid {i}").split()[2]) for i in (0, 1)]
+    other = outside(here)
+    for step in ("lock", "checkpoint"):
+        for pid in pids:
+            other.call(step, pid)
+    assert (here.used(0), here.used(1)) == (0, 0)
+    assert images.dump(one) == ""
+    images.restore(one)
+    try:
+        a, b = (each["uuid"] for each in here.gpus)
+        for step, arguments in (("restore", [{a: b, b: a}]), ("unlock", [])):
+            for pid in pids:
+                other.call(step, pid, *arguments)
+        count = len(one.lines())
+        for ordinal, uuid in enumerate((b, a)):
+            one.wait_line(f"intact {ordinal} True {uuid}", after=count)
+    finally:
+        os.killpg(one.pid, signal.SIGKILL)
 
 
 def test_a_call_that_waits_while_it_is_saved_goes_on_after_the_restore(
@@ -154,4 +192,3 @@ child.wait()
     other.call("restore", child)
     other.call("unlock", child)
     one.wait_line(intact, after=count)
-    os.killpg(one.pid, signal.SIGKILL)

@@ -170,6 +170,7 @@ def test_a_lock_waits_for_a_kernel_and_gives_up_when_told_to(
     machine: Machines, program: Programs, outside: Outsides
 ) -> None:
     here = machine()
+    other = outside(here)
     one = program(
         here,
         """
@@ -182,7 +183,6 @@ print("not locked", flush=True)
 time.sleep(100)
 """,
     )
-    other = outside(here)
     one.wait_line("launched")
     assert other.code("lock", one.pid, 50) == api.NOT_READY
     assert other.call("state", one.pid) == api.RUNNING
@@ -191,14 +191,29 @@ time.sleep(100)
     one.wait_line("not locked")
 
 
-def test_processes_without_cuda_and_without_a_right_to_them(
-    machine: Machines, program: Programs, outside: Outsides
+def test_processes_without_cuda_and_processes_of_others(
+    shared: Path, program: Programs, outside: Outsides
 ) -> None:
-    here = machine()
-    other = outside(here)
-    assert other.code("state", os.getpid()) == api.NOT_INITIALIZED
-    assert other.code("restore_thread", os.getpid()) == api.NOT_INITIALIZED
-    assert other.code("lock", 2**22 - 1, 100) == api.INVALID_VALUE
+    here = SimulatedMachine(shared / "machine")
+    try:
+        other = outside(here)
+        assert other.code("state", os.getpid()) == api.NOT_INITIALIZED
+        assert other.code("restore_thread", os.getpid()) == api.NOT_INITIALIZED
+        assert other.code("lock", 2**22 - 1, 100) == api.INVALID_VALUE
+        one, intact = holder(program, here)
+        source = """
+os.setuid(65534)
+for function in gpu.driver.state, gpu.driver.lock:
+    try:
+        function(int(os.environ["TARGET"]))
+    except CudaError as error:
+        print("code", error.code, flush=True)
+"""
+        stranger = program(here, source, TARGET=str(one.pid))
+        wait_until(lambda: stranger.lines() == ["code 304"] * 2, "both are refused")
+        one.wait_line(intact, after=len(one.lines()))
+    finally:
+        here.stop()
 
 
 def test_a_restore_needs_cuinit_or_persistence_mode(
@@ -330,10 +345,10 @@ def test_faults_fail_delay_and_hang_each_function(
     other.call("unlock", one.pid)
     other.call("lock", one.pid)
     other.start("checkpoint", one.pid)
-    with pytest.raises(ProcessLookupError):  # a hanging call ends only with its process
-        other.process.send_signal(signal.SIGTERM)
-        other.process.wait(30)
-        os.kill(other.process.pid, 0)
+    waits = Path(f"/proc/{other.process.pid}/wchan")
+    wait_until(lambda: "nanosleep" in waits.read_text(), "the call hangs")
+    other.process.send_signal(signal.SIGTERM)  # it ends only with its process
+    assert other.process.wait(30) == -signal.SIGTERM
     here.faults()
     outside(here).call("unlock", one.pid)
     one.wait_line(intact, after=len(one.lines()))
