@@ -77,6 +77,12 @@ class AutoSave(LoggingConfigurable):
         help="Whether a server that is stopped (SIGTERM, Ctrl-C) saves its kernels first, and the "
         "next server offers them.",
     )
+    before_preemption = Bool(
+        True,
+        config=True,
+        help="Whether a kernel is saved when somebody says beforehand that its server ends "
+        "(notice_sources, 'jupyter gpu-ckpt save --all --deadline').",
+    )
     before_cull = Bool(
         True,
         config=True,
@@ -144,7 +150,7 @@ class AutoSave(LoggingConfigurable):
         [],
         config=True,
         help="What users may not change: names of enabled, idle, interval, long_cell, hibernate, "
-        "before_shutdown, before_cull.",
+        "before_shutdown, before_preemption, before_cull.",
     )
     leave_alone = List(
         Unicode(),

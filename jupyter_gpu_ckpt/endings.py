@@ -50,27 +50,36 @@ class Endings:
             When the server ends in any case, in monotonic seconds.
         """
         deadline = min(latest, time.monotonic() + self._policies.settings.shutdown_deadline)
-        unsaved = self.unsaved()
+        works = self.kernels()
+        if math.isfinite(latest):  # it was foretold
+            works += [work for work in self.kernels(foretold=True) if work not in works]
+        unsaved = [work for work in works if work.unsaved_since is not None]
         if unsaved and await self._keeper.ability.error() is None:
             self._keeper.log.info("Saving %d kernels before the server stops", len(unsaved))
             message = "The server stopped before the kernel could be saved."
             await self.save_all(unsaved, deadline, "shutdown", message)
-        for work in self.kernels():
+        for work in works:
             if work.kernel.policy.has_state:
                 self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown")
 
-    def kernels(self) -> list[Work]:
-        """The kernels that are saved before the server ends, if there is something to save."""
+    def kernels(self, *, foretold: bool = False) -> list[Work]:
+        """The kernels that are saved before the server ends, if there is something to save.
+
+        Before one that is `foretold`, or else before a shutdown.
+        """
         return [
             w
             for w in self._policies.works()
             # A hibernated one is in its state, whole.
-            if w.policy.enabled and w.policy.before_shutdown and not w.kernel.is_hibernated
+            if w.policy.enabled
+            and (w.policy.before_preemption if foretold else w.policy.before_shutdown)
+            and not w.kernel.is_hibernated
         ]
 
     def unsaved(self) -> list[Work]:
-        """Those of :meth:`kernels` with something that no state holds, by all they have said."""
-        return [work for work in self.kernels() if work.unsaved_since is not None]
+        """Those to be saved before an end that is foretold, by all they have said."""
+        works = self.kernels(foretold=True)
+        return [work for work in works if work.unsaved_since is not None]
 
     async def save_all(
         self, works: list[Work], deadline: float, reason: str, message: str

@@ -10,6 +10,7 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Final
 
+from . import metrics
 from .errors import CkptError
 from .models import Ending, EndingKernel
 from .notices import Notice, NoticeWatch
@@ -81,6 +82,7 @@ class Foretold:
 
     def tell(self, notice: Notice, source: str) -> Ending:
         """Somebody says that the server ends; returns what comes of it, kept up to date."""
+        metrics.NOTICES.labels(source).inc()
         now = time.monotonic()
         deadline = now + max(0.0, notice.seconds)
         if now < self._deadline and self._all:
@@ -131,7 +133,7 @@ class Foretold:
 
     def _needed(self) -> float:
         """Seconds that saving everything once more should take, with much room."""
-        times = [work.seconds for work in self._endings.kernels()]
+        times = [work.seconds for work in self._endings.kernels(foretold=True)]
         parallel = self._policies.settings.shutdown_parallel
         saves = sum(times) / parallel + max(times, default=0.0)
         return 2.0 + 2.0 * (saves + self._uploads)
@@ -139,11 +141,12 @@ class Foretold:
     async def _round(self, ending: Ending, enough: threading.Event) -> None:
         """Save what is unsaved, and have it uploaded."""
         ending.phase = "saving"
-        works = self._endings.kernels()
+        works = self._endings.kernels(foretold=True)
         unsaved = self._endings.unsaved()
         failed: dict[str, str] = {}
         if unsaved:
             failed = await self._endings.save_all(unsaved, self._deadline, "preemption", _NO_TIME)
+            metrics.count_foretold(ending.source, len(unsaved) - len(failed), len(failed))
         paths = await self._keeper.sessions.paths()
         ending.kernels = [
             EndingKernel(kernel_id, paths.get(kernel_id), kernel_id not in failed, why)

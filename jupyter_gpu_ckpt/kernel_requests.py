@@ -31,7 +31,11 @@ _CELL_END: Final = 0.5
 #: Seconds for which a socket is kept, so that a message is surely delivered.
 _DELIVERY: Final = 5.0
 
-_SWITCHES: Final = {"before_shutdown": "before a shutdown", "before_cull": "before it is culled"}
+_SWITCHES: Final = {
+    "before_shutdown": "before a shutdown",
+    "before_preemption": "when its server's end is foretold",
+    "before_cull": "before it is culled",
+}
 _TIMES: Final = {
     "idle": "when idle for {}",
     "interval": "after {} of work",

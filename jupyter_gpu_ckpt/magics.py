@@ -22,7 +22,11 @@ from .refresh import MARK
 from .talk import COMM_ID
 
 _SECONDS: Final = {"idle", "interval", "long_cell", "hibernate"}
-_SWITCHES: Final = {"shutdown": "before_shutdown", "cull": "before_cull"}
+_SWITCHES: Final = {
+    "shutdown": "before_shutdown",
+    "preemption": "before_preemption",
+    "cull": "before_cull",
+}
 
 
 class Server:
@@ -146,7 +150,7 @@ def _setting(word: str) -> tuple[str, float | bool]:
             return name, durations.seconds(value)
     raise UsageError(
         f"%autosave_state does not understand {word!r}. Examples: idle=10m, interval=1h, "
-        "long_cell=off, shutdown=off, cull=on, off, on, default."
+        "long_cell=off, shutdown=off, preemption=off, cull=on, off, on, default."
     )
 
 

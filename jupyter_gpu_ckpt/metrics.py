@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -27,9 +28,25 @@ FROZEN: Final = Histogram(
 BYTES: Final = Counter("gpu_ckpt_bytes", "Logical size of what was saved and restored", ["kind"])
 LAST_SAVE: Final = Gauge(
     "gpu_ckpt_last_save_timestamp_seconds",
-    "When the newest state of a running kernel was saved (Unix time)",
+    "When a running kernel's newest state was saved, or that it came out of (Unix time)",
     ["kernel_id"],
 )
+RECOVERY: Final = Histogram(
+    "gpu_ckpt_recovery_seconds",
+    "From a kernel's death, the start of a lost one's restore, or what woke it, to serving again",
+    ["cause"],
+    buckets=_BUCKETS,
+)
+NOTICES: Final = Counter(
+    "gpu_ckpt_notices", "Notices that the server ends, by who gave them", ["source"]
+)
+FORETOLD: Final = Counter(
+    "gpu_ckpt_foretold_saves",
+    "Kernels with something unsaved when the server's end was foretold, by whether they were saved",
+    ["source", "saved"],
+)
+#: Restores that nobody asked for, or whose user waits.
+_RECOVERIES: Final = ("death", "lost", "wake")
 
 
 def count(operation: Operation) -> None:
@@ -46,6 +63,20 @@ def count(operation: Operation) -> None:
         FROZEN.observe(result.frozen_seconds)
     if kind == "save":
         LAST_SAVE.labels(operation.kernel_id).set_to_current_time()
+    elif operation.cause in _RECOVERIES:
+        RECOVERY.labels(operation.cause).observe(result.seconds)
+
+
+def restored(kernel_id: str, created: str) -> None:
+    """A kernel came out of the state that was made at that time, ISO 8601."""
+    when = datetime.fromisoformat(created.replace("Z", "+00:00"))
+    LAST_SAVE.labels(kernel_id).set(when.timestamp())
+
+
+def count_foretold(source: str, saved: int, failed: int) -> None:
+    """Count what came of one round of saves before an end that was foretold."""
+    FORETOLD.labels(source, "true").inc(saved)
+    FORETOLD.labels(source, "false").inc(failed)
 
 
 def forget(kernel_id: str) -> None:

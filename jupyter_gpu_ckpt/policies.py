@@ -114,6 +114,8 @@ class Policies:
             return
         if model.kind == "restore":
             if model.status == "done":
+                if (origin := work.kernel.restored_from) is not None:
+                    metrics.restored(work.kernel.kernel_id, origin.created)
                 self._alarms.clear(work)
                 work.restored()
         elif model.status == "done" and model.result is not None:

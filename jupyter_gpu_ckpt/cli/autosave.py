@@ -35,6 +35,11 @@ def _seconds(text: str) -> float:
 @click.option(
     "--before-shutdown/--no-before-shutdown", default=None, help="Save before the server stops."
 )
+@click.option(
+    "--before-preemption/--no-before-preemption",
+    default=None,
+    help="Save when the server's end is foretold.",
+)
 @click.option("--before-cull/--no-before-cull", default=None, help="Save before it is culled.")
 @click.option("--on/--off", "enabled", default=None, help="Whether it is saved automatically.")
 @click.option("--default", "reset", is_flag=True, help="Take back first what was chosen before.")
@@ -93,5 +98,6 @@ _WORDS = {
     "long_cell": "after cells longer than",
     "hibernate": "and hibernated when idle for",
     "before_shutdown": "before the server stops",
+    "before_preemption": "when the server's end is foretold",
     "before_cull": "before it is culled",
 }
