@@ -262,10 +262,11 @@ class StateReader:
         begun: set[int] = set()
 
         def read(number: int, scratch: Scratch) -> memoryview:
-            plain = memoryview(scratch.plain)[: reading.window_size(number)]
+            buffer = memoryview(scratch.plain)
+            plain = buffer[: reading.window_size(number)]
             begun.add(number)
             at = 0
-            for begin, end in self._fill(reading, number, scratch):
+            for begin, end in self._fill(reading, number, buffer, scratch):
                 plain[at:begin] = zeros[: max(0, min(begin, len(plain)) - at)]
                 at = min(end, len(plain))
             plain[at:] = zeros[: len(plain) - at]
@@ -322,20 +323,20 @@ class StateReader:
 
     def _rebuild_window(self, window: _Window, scratch: Scratch) -> int:
         reading = window.reading
-        size = reading.window_size(window.number)
-        plain = memoryview(scratch.plain)[:size]
-        for begin, end in self._fill(reading, window.number, scratch):
+        plain = scratch.aligned
+        for begin, end in self._fill(reading, window.number, plain, scratch):
             reading.write(plain[begin:end], window.number * BLOB + begin)
         with self._lock:
             reading.left -= 1
             last = reading.left == 0
         if last:
             reading.finish()
-        return size
+        return reading.window_size(window.number)
 
-    def _fill(self, reading: Reading, window: int, scratch: Scratch) -> list[tuple[int, int]]:
-        """Read a window into the thread's buffer; returns where in it data is, not zeros."""
-        plain = memoryview(scratch.plain)
+    def _fill(
+        self, reading: Reading, window: int, plain: memoryview, scratch: Scratch
+    ) -> list[tuple[int, int]]:
+        """Read the pages of a window into `plain`; returns where in it data is, not zeros."""
         filled: list[tuple[int, int]] = []
         for page, count, blob, first in reading.pieces(window):
             begin, end = page * PAGE, (page + count) * PAGE

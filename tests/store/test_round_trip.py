@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store import StateStore, rebuilding
 
 from .conftest import KERNEL, Save, extract, make_meta, noise, snapshot
 
@@ -60,6 +64,91 @@ def test_huge_sparse_file_stays_sparse(store: StateStore, save: Save, tmp_path: 
             file.seek(offset)
             assert file.read(len(content)) == content
         assert os.lseek(file.fileno(), 64 * 1024, os.SEEK_DATA) > 3 * 2**30 - MIB
+
+
+@pytest.fixture
+def many_pieces(tmp_path: Path) -> Path:
+    """An image with a file of 20 MiB and a bit: long pieces, short ones, holes."""
+    source = tmp_path / "pieces"
+    source.mkdir()
+    with open(source / "pages-1.img", "wb") as file:
+        file.write(noise(9 * MIB))
+        file.seek(3 * MIB + 4096, os.SEEK_CUR)
+        for number in range(200):
+            file.write(noise(4096, seed=number))
+            file.seek(8192, os.SEEK_CUR)
+        file.seek(17 * MIB + 4096)
+        file.write(noise(3 * MIB + 123))
+    return source
+
+
+def cached_pages(path: Path) -> int:
+    """How many pages of a file are in memory."""
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as view,
+    ):
+        there = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
+        begin = ctypes.c_char.from_buffer(view)
+        try:
+            failed = ctypes.CDLL(None).mincore(
+                ctypes.byref(begin), ctypes.c_size_t(len(view)), there
+            )
+        finally:
+            del begin
+    assert not failed
+    return sum(page & 1 for page in there)
+
+
+def test_large_files_leave_the_page_cache_to_others(
+    store: StateStore, save: Save, many_pieces: Path, tmp_path: Path
+) -> None:
+    record = save(many_pieces)
+    back = tmp_path / "back"
+    extract(store, record.id, back)
+    file = back / "pages-1.img"
+    assert cached_pages(file) < 1024
+    assert snapshot(back) == snapshot(many_pieces)
+    assert file.stat().st_blocks <= (many_pieces / "pages-1.img").stat().st_blocks
+    assert file.stat().st_mtime_ns == (many_pieces / "pages-1.img").stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("kind", ["ramfs", "tmpfs"])
+def test_file_systems_that_only_write_through_the_cache(
+    store: StateStore, save: Save, many_pieces: Path, tmp_path: Path, kind: str
+) -> None:
+    record = save(many_pieces)
+    back = tmp_path / "back"
+    back.mkdir()
+    subprocess.run(["mount", "-t", kind, kind, str(back)], check=True)
+    try:
+        extract(store, record.id, back / "image")
+        assert snapshot(back / "image") == snapshot(many_pieces)
+    finally:
+        subprocess.run(["umount", str(back)], check=True)
+
+
+def test_a_slow_disk_is_left_to_the_page_cache(
+    store: StateStore,
+    save: Save,
+    many_pieces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = save(many_pieces)
+    monkeypatch.setattr(rebuilding, "_TRIAL", 2 * MIB)
+    monkeypatch.setattr(rebuilding, "_QUICK", 1e15)  # bytes a second: no disk is as quick
+    written: list[int] = []
+    write = rebuilding.Reading._write_directly
+
+    def counted(reading: rebuilding.Reading, data: memoryview, offset: int) -> int:
+        written.append(write(reading, data, offset))
+        return written[-1]
+
+    monkeypatch.setattr(rebuilding.Reading, "_write_directly", counted)
+    extract(store, record.id, tmp_path / "back")
+    assert 2 * MIB <= sum(written) < 8 * MIB
+    assert snapshot(tmp_path / "back") == snapshot(many_pieces)
 
 
 def test_names_that_are_not_text(
@@ -158,9 +247,6 @@ def test_any_layout(
 
 def test_memory_stays_bounded(store: StateStore, tmp_path: Path) -> None:
     """256 MiB of image do not take 256 MiB of memory, in either direction."""
-    import subprocess
-    import sys
-
     source = tmp_path / "image"
     source.mkdir()
     with open(source / "pages-1.img", "wb") as file:
