@@ -32,6 +32,35 @@ export interface INode {
   gpus: string[];
 }
 
+/** A connection to a program that is not in the state. */
+export interface IOutsideConnection {
+  /** What is not `tcp` is connected again where that is possible. */
+  protocol: 'tcp' | 'udp' | 'unix';
+  /** The other end's address, or the path of its socket. */
+  address: string;
+  /** The one that was connected to: the kernel's own if `incoming`. */
+  port: number | null;
+  /** What usually answers there. */
+  service: string | null;
+  incoming: boolean;
+  count: number;
+}
+
+/** A file that is not in the state. */
+export interface IOutsideFile {
+  path: string;
+  mode: 'write' | 'append' | 'map';
+}
+
+/** What a kernel had that is not in its state. */
+export interface IOutside {
+  connections: IOutsideConnection[];
+  devices: string[];
+  files: IOutsideFile[];
+  /** How many more there were. */
+  left_out: number;
+}
+
 /** One saved state; sizes in bytes, durations in seconds, times in UTC. */
 export interface IState {
   id: string;
@@ -67,6 +96,8 @@ export interface IState {
   verified: string | null;
   /** What is wrong with it, as far as that is known. */
   damage: string | null;
+  /** `null` where it is not known. */
+  outside: IOutside | null;
 }
 
 /** What memory or data of a kernel is. */

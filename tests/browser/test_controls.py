@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -42,6 +43,8 @@ def opened(browser: Browser, lab: JupyterServer) -> Iterator[NotebookPage]:
         "print(x + 1)",
         "import os; data = os.urandom(200 << 20)",
         "del data",
+        "import socket; database = socket.create_connection(('127.77.0.2', 5432)); "
+        "log = open('work.log', 'a')",
     ]
     path = lab.home.add_notebook(NOTEBOOK, cells)
     context = browser.new_context()
@@ -278,10 +281,22 @@ def test_everything_can_be_read_in_both_themes(
     expect(page.page.locator("body")).to_have_attribute("data-jp-theme-name", theme)
     icon = page.button.locator("svg path").evaluate("e => getComputedStyle(e).fill")
     assert (min(map(int, re.findall(r"\d+", icon)[:3])) > 128) is ("Dark" in theme)
+    with socket.create_server(("127.77.0.2", 5432)):
+        page.run_cell(5)
+        page.press_save()
+        page.notification(SAVED)
+    page.close_dialogs()
     page.menu("Kernel", "Restore Kernel State…")
     dialog = named_dialog(page, "Restore Kernel State")
-    expect(dialog.get_by_role("status")).to_contain_text("execution count")
-    dialog.locator("summary").click()
+    facts = dialog.get_by_role("status")
+    expect(facts).to_contain_text("execution count")
+    gone = "connection to 127.77.0.2:5432 (postgresql)"
+    expect(facts).to_contain_text(f"Will not come back: {gone}")
+    dialog.get_by_text("Not in the state (2)").click()
+    expect(dialog.get_by_role("list", name="Will not come back:")).to_have_text(gone)
+    needed = dialog.get_by_role("list", name="Opened again as it is then, and has to be there:")
+    expect(needed).to_contain_text("work.log (appended to)")
+    dialog.get_by_text("Details", exact=True).click()
     expect(dialog.get_by_role("rowheader", name="Python heap")).to_be_visible()
     found = contrasts(page.page, ".jp-gpu-ckpt-button, .jp-gpu-ckpt-RestoreBody")
     assert len(found) >= 5

@@ -35,6 +35,7 @@ export function aState(change: Partial<IState> = {}): IState {
     encrypted: false,
     verified: null,
     damage: null,
+    outside: null,
     ...change
   };
 }

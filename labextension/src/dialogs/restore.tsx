@@ -13,6 +13,7 @@ import type { RequestError } from '../request';
 import { CheckedBody } from './checked';
 import { StateContents } from './contents';
 import { namedDialog } from './named';
+import { StateOutside, closedLine } from './outside';
 
 /** What the user chose to do with a state. */
 export type RestoreAction = 'rollback' | 'new' | 'delete';
@@ -173,9 +174,11 @@ function StateFacts(props: IFactsProps): JSX.Element {
   if (state.cost !== null) {
     facts.push(trans.__('deleting it frees %1', formatSize(state.cost)));
   }
+  const closed = closedLine(state.outside, trans);
   return (
     <div className="jp-gpu-ckpt-facts" role="status" aria-live="polite">
       <p>{facts.join(' · ')}</p>
+      {closed && <p className="jp-gpu-ckpt-closed">{closed}</p>}
       {error && <ErrorText error={error} />}
       {!error && state.restorable === null && (
         <p>{trans.__('Looking whether it can be restored here…')}</p>
@@ -321,6 +324,11 @@ class RestoreBody extends CheckedBody {
               />
               {trans.__('Pinned: kept until it is deleted by hand')}
             </label>
+            <StateOutside
+              key={state.id}
+              outside={state.outside}
+              trans={trans}
+            />
             <StateContents
               stateId={state.id}
               api={this._options.api}

@@ -1,0 +1,85 @@
+import { nullTranslator } from '@jupyterlab/translation';
+
+import type { IOutside, IOutsideConnection } from '../api';
+import { closedLine, closedTexts, neededTexts } from '../dialogs/outside';
+
+const trans = nullTranslator.load('jupyter_gpu_ckpt');
+
+function connection(
+  change: Partial<IOutsideConnection> = {}
+): IOutsideConnection {
+  return {
+    protocol: 'tcp',
+    address: '10.0.0.5',
+    port: 5432,
+    service: 'postgresql',
+    incoming: false,
+    count: 1,
+    ...change
+  };
+}
+
+function outside(change: Partial<IOutside>): IOutside {
+  return { connections: [], devices: [], files: [], left_out: 0, ...change };
+}
+
+describe('what is not in a state', () => {
+  it('is connections that will not come back', () => {
+    const connections = [
+      connection(),
+      connection({ count: 3 }),
+      connection({ address: 'fd00::5', port: 7000, service: null }),
+      connection({
+        address: '10.0.0.9',
+        port: 8050,
+        service: null,
+        incoming: true,
+        count: 2
+      })
+    ];
+    const texts = [
+      'connection to 10.0.0.5:5432 (postgresql)',
+      '3 connections to 10.0.0.5:5432 (postgresql)',
+      'connection to [fd00::5]:7000',
+      '2 connections from 10.0.0.9 to port 8050'
+    ];
+    const some = outside({ connections });
+    expect(closedTexts(some, trans)).toEqual(texts);
+    expect(neededTexts(some, trans)).toEqual([]);
+    expect(closedLine(some, trans)).toBe(
+      `Will not come back: ${texts.slice(0, 3).join(', ')} and 1 more`
+    );
+    expect(closedLine(outside({ connections: [connection()] }), trans)).toBe(
+      'Will not come back: connection to 10.0.0.5:5432 (postgresql)'
+    );
+  });
+
+  it('is what a restore has to find', () => {
+    const some = outside({
+      connections: [
+        connection({ protocol: 'udp', port: 514, service: 'syslog' }),
+        connection({ protocol: 'unix', address: '/dev/log', port: null })
+      ],
+      devices: ['/dev/ttyS0'],
+      files: [
+        { path: '/home/u/a.log', mode: 'append' },
+        { path: '/home/u/b.bin', mode: 'write' },
+        { path: '/data/c.npy', mode: 'map' }
+      ]
+    });
+    expect(closedLine(some, trans)).toBeNull();
+    expect(neededTexts(some, trans)).toEqual([
+      'UDP service 10.0.0.5:514 (syslog)',
+      'service /dev/log',
+      'device /dev/ttyS0',
+      'file /home/u/a.log (appended to)',
+      'file /home/u/b.bin (written)',
+      'file /data/c.npy (mapped)'
+    ]);
+  });
+
+  it('may not be known', () => {
+    expect(closedLine(null, trans)).toBeNull();
+    expect(neededTexts(null, trans)).toEqual([]);
+  });
+});
