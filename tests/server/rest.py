@@ -16,6 +16,13 @@ from tests.server import spec
 OVER = ("done", "failed", "cancelled")
 
 
+def metrics(server: JupyterServer) -> dict[str, float]:
+    """Prometheus metrics of a server, by names with labels, in order of the labels' names."""
+    answer = server.client._http.get(f"{server.base_url}metrics", timeout=30)
+    lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
 class Api:
     """The API of one server, as a program uses it."""
 

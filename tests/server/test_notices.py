@@ -25,6 +25,7 @@ from jupyter_gpu_ckpt.notices.local import FileNotice, SignalNotice
 from jupyter_gpu_ckpt.notices.slurm import SlurmNotice
 from tests.harness.client import EventStream, wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.rest import metrics
 from tests.server.shell import Shell
 
 AZURE_NAME = "/metadata/instance/compute/name"
@@ -346,6 +347,11 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
         for number, state_id in enumerate(states):
             server.client.restore(state_id)
             assert kernel.run("print(x)") == str(number)
+        numbers = metrics(server)
+        for source in give:
+            assert numbers[f'gpu_ckpt_notices_total{{source="{source}"}}'] >= 1
+            saves = f'gpu_ckpt_foretold_saves_total{{saved="true",source="{source}"}}'
+            assert numbers[saves] >= 1
         assert "names mistyped, which is not installed" in server.log()
         assert "The source of notices broken cannot be used" in server.log()
 
@@ -356,12 +362,17 @@ NOTHING_ELSE: dict[str, Any] = {"AutoSave": {"idle": 0.0, "interval": 0.0, "long
 def test_a_pod_that_is_stopped(home: Home) -> None:
     shell = Shell(home)
     with JupyterServer(home, config=NOTHING_ELSE) as server:
-        kernels = [server.client.start(home.add_notebook(f"{n}.ipynb")) for n in range(3)]
-        idle, hanging, alone = kernels
+        kernels = [server.client.start(home.add_notebook(f"{n}.ipynb")) for n in range(4)]
+        idle, hanging, alone, stopped = kernels
+        for kernel, choice in (
+            (idle, {"before_shutdown": False}),  # it may be stopped: its end is foretold
+            (alone, {"enabled": False}),
+            (stopped, {"before_preemption": False}),
+        ):
+            path = f"gpu-ckpt/api/kernels/{kernel.id}/autosave"
+            server.client.request("PUT", path, body=choice)
         for kernel in kernels:
             kernel.run("x = 41")
-        path = f"gpu-ckpt/api/kernels/{alone.id}/autosave"
-        server.client.request("PUT", path, body={"enabled": False})
         # The hook, as in docs/autosave.md, while a kernel is in something that cannot be saved.
         hanging.run("import subprocess; c = subprocess.Popen(['unshare', '-m', 'sleep', '600'])")
         done = shell.run("save", "--all", "--deadline", "300", code=1)
@@ -372,15 +383,21 @@ def test_a_pod_that_is_stopped(home: Home) -> None:
         # It is the same end. What changed since is saved when it comes near, or at SIGTERM.
         assert [kernel["saved"] for kernel in found["kernels"]] == [True, False]
         assert [s["reason"] for s in server.client.states(kernel=idle.id)] == ["preemption"]
+        assert server.client.states(kernel=stopped.id) == []
+        numbers = metrics(server)
+        assert numbers['gpu_ckpt_foretold_saves_total{saved="true",source="request"}'] == 1
+        assert numbers['gpu_ckpt_foretold_saves_total{saved="false",source="request"}'] == 1
+        assert numbers['gpu_ckpt_notices_total{source="request"}'] == 2
         for arguments in (["save"], ["save", "--all"], ["save", "0.ipynb", "--deadline", "3"]):
             assert "Give a KERNEL, or --all" in shell.error(*arguments, code=2)
         server.stop()
     with JupyterServer(home, config=NOTHING_ELSE) as server:
-        server.client.wait_lost(2)
-        for kernel in (idle, hanging):
+        server.client.wait_lost(3)
+        for kernel in (idle, hanging, stopped):
             server.client.restore_lost(kernel.id)
             assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
-        assert [s["reason"] for s in server.client.states(kernel=hanging.id)] == ["shutdown"]
+        for kernel in (hanging, stopped):
+            assert [s["reason"] for s in server.client.states(kernel=kernel.id)] == ["shutdown"]
         assert server.client.states(kernel=alone.id) == []
 
 

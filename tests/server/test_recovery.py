@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from jupyter_gpu_ckpt.store import Lease, StateStore
 from tests.harness.client import ApiError, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.rest import metrics
 
 
 def store_of(home: Home) -> StateStore:
@@ -66,6 +68,13 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
         )
         # Restored, it is as any other kernel: saved again, killed, restored.
         server.client.restore_lost(lost.id)
+        numbers = metrics(server)
+        assert numbers['gpu_ckpt_recovery_seconds_count{cause="lost"}'] == 1
+        assert numbers['gpu_ckpt_recovery_seconds_sum{cause="lost"}'] > 0
+        # How old what is saved of it is, from the state that it came out of.
+        made = datetime.fromisoformat(one["state"]["created"].replace("Z", "+00:00")).timestamp()
+        newest = f'gpu_ckpt_last_save_timestamp_seconds{{kernel_id="{lost.id}"}}'
+        assert abs(numbers[newest] - made) < 0.01
         assert [k["kernel_id"] for k in server.client.lost()] == [renamed.id]
         kernel = server.client.connect(lost.id)
         assert kernel.run("x += 1; print(x)") == "3"
@@ -74,6 +83,11 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
         psutil.Process(kernel.pid).kill()
         events.wait_for("kernel", action="restored", kernel_id=lost.id, cause="death")
         assert kernel.run("print(x)") == "3"
+        numbers = metrics(server)
+        assert numbers['gpu_ckpt_recovery_seconds_count{cause="death"}'] == 1
+        assert numbers["gpu_ckpt_frozen_seconds_count"] == 1
+        assert numbers['gpu_ckpt_bytes_total{kind="restore"}'] > 1e6
+        assert numbers[newest] > made
         session = next(s for s in server.client.get("api/sessions") if s["kernel"]["id"] == lost.id)
         assert (session["path"], session["type"]) == ("lost.ipynb", "notebook")
         # An interrupt, a restart and a shutdown work too.
@@ -85,6 +99,7 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
         assert "NameError" in (again.execute("x").error or "")
         assert again.run("import os; print(os.getcwd())") == str(home.notebooks)
         server.client.delete(f"api/kernels/{lost.id}")
+        wait_for("no age of what has ended", lambda: newest not in metrics(server), 20)
         server.stop()
     with JupyterServer(home) as server:
         assert [k["kernel_id"] for k in server.client.lost()] == [renamed.id]
