@@ -78,9 +78,14 @@ def state(
 
 
 def outside(record: StateRecord) -> Outside | None:
-    """What the state's kernel had outside of it; ``None`` for states that do not say."""
-    found = record.meta.outside
-    return None if found is None else msgspec.convert(found, Outside)
+    """What the state's kernel had outside of it.
+
+    ``None`` for states that do not say, or in words that only a later version knows.
+    """
+    try:
+        return msgspec.convert(record.meta.outside, Outside | None)
+    except msgspec.ValidationError:
+        return None
 
 
 def unreadable(bad: DamagedState) -> State:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from jupyter_gpu_ckpt import describe
+from jupyter_gpu_ckpt.store import StateMeta, StateRecord
 from tests.harness.client import KernelClient
 from tests.harness.server import Home, JupyterServer
 from tests.server.rest import Api
@@ -124,6 +126,22 @@ def test_what_will_not_come_back(
     assert log.read_text() == "went on"
     assert "OSError" in kernel.run("try: database.recv(1)\nexcept OSError: print('OSError')")
     assert api.done(f"/states/{plain}/restore")["warnings"] == []
+
+
+def test_states_that_say_nothing_or_in_later_words() -> None:
+    said: dict[str, object] = {"files": [{"path": "/data", "mode": "write", "later": 1}]}
+    for meta, known in ((None, None), (said, 1), ({"files": [{"path": "/x", "mode": "?"}]}, None)):
+        record = StateRecord(
+            id="20200101T000000Z-00000000",
+            created="2020-01-01T00:00:00Z",
+            size=1,
+            stored_size=1,
+            meta=StateMeta(
+                kernel_id="k", kernel_name="k", display_name="K", language="k", outside=meta
+            ),
+        )
+        outside = describe.state(record).outside
+        assert (None if outside is None else len(outside.files)) == known
 
 
 def test_pins_and_labels(api: Api, shell: Shell, two_states: tuple[str, str]) -> None:
