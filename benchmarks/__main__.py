@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks import idle, overhead, recovery, states, store
+from benchmarks import idle, many, overhead, recovery, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -45,6 +45,7 @@ def main() -> None:
             rows += states.measure(folder / f"{size:g}", size, options.rounds)
         if options.store_size:
             rows += store.measure(folder / "store", options.store_size, options.rounds)
+            rows += many.measure(folder / "many")
         if options.recovery_size:
             rows += recovery.measure(folder / "recovery", options.recovery_size, options.rounds)
         if not options.no_overhead:

@@ -17,14 +17,14 @@ CRIU_CANDIDATES = ("/opt/jupyter-gpu-ckpt/criu/criu", "/usr/local/sbin/criu", "/
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements of one thing, in seconds or bytes, and the ratio that is allowed."""
+    """Measurements of one thing, in seconds, bytes or times, and the ratio that is allowed."""
 
     what: str
     other: str
     ours: list[float]
     theirs: list[float]
     limit: str
-    unit: Literal["s", "MB"] = "s"
+    unit: Literal["s", "MB", ""] = "s"
     #: So many measurements in a row are of the same processes.
     group: int = 1
 

@@ -20,19 +20,27 @@ from .conftest import KERNEL, make_meta
 STATES, BLOBS, A_PACK = 200, 10_000, 32
 
 
+def shared_packs() -> list[str]:
+    """The packs of a save that all states were built on."""
+    return [pack_id("20261201T000000Z-00000000", n) for n in range(-(-BLOBS // A_PACK))]
+
+
 def manifest(number: int) -> Body:
     """Of a state with many blocks, most of which it shares with the others."""
-    base, state = "20261201T000000Z-00000000", f"20261202T000000Z-{number:08x}"
+    state = f"20261202T000000Z-{number:08x}"
     own = pack_id(state, 0)
-    shared = {pack_id(base, n): 32 << 20 for n in range(BLOBS // A_PACK)}
+    shared = {pack: 32 << 20 for pack in shared_packs()}
     items = [{"kind": "anon", "name": f"[{n}]", "size": 1 << 20} for n in range(100)]
+    contents = {
+        "size": BLOBS << 20, "new": 1 << 20, "parent": None, "kinds": [], "items": items,
+    }  # fmt: skip
     return Body(
         format=2, id=state, created="2026-12-02T00:00:00.000Z", size=BLOBS << 20,
         stored_size=1 << 20, parent=None, key_id=None, packs=shared | {own: 1 << 20},
         index=IndexPlace(
             pack=own, number=0, offset=0, length=1, codec=0, size=1, salt="", name="00" * 32
         ),
-        meta=msgspec.structs.replace(make_meta(), contents={"items": items}),
+        meta=msgspec.structs.replace(make_meta(), contents=contents),
     )  # fmt: skip
 
 
