@@ -25,7 +25,12 @@ class Program:
     Its output goes to a file, and its input is empty, so that CRIU can save it.
     """
 
-    IMPORTS = "from tests.simgpu.api import *\nimport os, time, zlib\n"
+    IMPORTS = """
+from tests.simgpu.api import *
+import os, time, zlib
+def say(*words):  # a line in one piece, whoever else writes
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
     PRELUDE = IMPORTS + "gpu = Gpu()\n"
 
     def __init__(
@@ -41,7 +46,7 @@ class Program:
         _free_numbers()
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-u", "-c", prelude + source],
+                [sys.executable, "-c", prelude + source],
                 env={
                     **os.environ,
                     **machine.environment(),
@@ -61,11 +66,14 @@ class Program:
 
     def wait_line(self, text: str, after: int = 0) -> str:
         """The first line with that text among those after the first `after`."""
-        line: str = wait_until(
-            lambda: next((line for line in self.lines()[after:] if text in line), None),
-            f"{text!r} in {self.log}",
-            timeout=30,
-        )
+        try:
+            line: str = wait_until(
+                lambda: next((line for line in self.lines()[after:] if text in line), None),
+                repr(text),
+                timeout=30,
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the last lines: {self.lines()[-20:]}") from None
         return line
 
     def close(self) -> None:

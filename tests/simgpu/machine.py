@@ -55,7 +55,7 @@ DEVICE = "nvidiactl"
 REQUEST = struct.Struct("<II16sQQQQ")
 REPLY = struct.Struct("<iIQQ")
 MACHINE = struct.Struct("<IIII32s")
-GPU = struct.Struct("<16s64s32sQIIIIII")
+GPU = struct.Struct("<16s64s32sQIIIIIIII")
 PROCESS = struct.Struct("<IIQ")
 EVENT = struct.Struct("<16sQQ")
 
@@ -78,6 +78,8 @@ class Gpu:
         self.total = int(description.get("memory", 1 << 30))
         self.mig = bool(description.get("mig", False))
         self.persistence = bool(description.get("persistence", False))
+        self.mps = bool(description.get("mps", False))
+        self.nvlinks = int(description.get("nvlinks", 0))
         self.capability = tuple(description.get("capability", (9, 0)))
         self.used = 0
         self.lost = False
@@ -93,6 +95,8 @@ class Gpu:
             *self.capability,
             self.index + 1,
             self.lost,
+            self.mps,
+            self.nvlinks,
         )
 
 

@@ -72,8 +72,8 @@ print("done")
         here,
         """
 data = gpu.upload(b"kept")
-print("holds", flush=True)
-while not gpu.read(data, 4) == b"": print("read", gpu.read(data, 4), flush=True); time.sleep(0.02)
+say("holds")
+while not gpu.read(data, 4) == b"": say("read", gpu.read(data, 4)); time.sleep(0.02)
 """,
     )
     one.wait_line("holds")
@@ -114,11 +114,11 @@ print(find(b"cuMemAlloc", 12000), find(b"cuCheckpointProcessLock", 12000),
 def test_pynvml_takes_inventory(machine: Machines, program: Programs) -> None:
     here = machine(
         gpu(0, name="NVIDIA L4", memory=24 << 20, persistence=True),
-        gpu(1, name="NVIDIA A100", mig=True),
+        gpu(1, name="NVIDIA A100", mig=True, mps=True, nvlinks=4),
         driver="580.95.05",
         context_bytes=1 << 20,
     )
-    one = program(here, "gpu.allocate(2 << 20)\nprint('up', flush=True)\ntime.sleep(100)")
+    one = program(here, "gpu.allocate(2 << 20)\nsay('up')\ntime.sleep(100)")
     one.wait_line("up")
     source = f"""
 import pynvml as nv
@@ -138,6 +138,8 @@ assert [(one.pid, one.usedGpuMemory) for one in processes] == [({one.pid}, 3 << 
 assert nv.nvmlDeviceGetComputeRunningProcesses(b) == []
 assert (nv.nvmlDeviceGetMigMode(a), nv.nvmlDeviceGetMigMode(b)) == ([0, 0], [1, 1])
 assert (nv.nvmlDeviceGetPersistenceMode(a), nv.nvmlDeviceGetPersistenceMode(b)) == (1, 0)
+assert nv.nvmlDeviceGetMPSComputeRunningProcesses(a) == []
+assert [nv.nvmlDeviceGetNvLinkState(b, link) for link in (0, 3, 4)] == [1, 1, 0]
 try:
     nv.nvmlDeviceGetHandleByIndex(2)
 except nv.NVMLError_InvalidArgument as error:
@@ -163,15 +165,15 @@ for handle in handles:
 try:
     nv.nvmlEventSetWait(events, 10)
 except nv.NVMLError_Timeout:
-    print("watching", flush=True)
+    say("watching")
 for _ in range(2):
     event = nv.nvmlEventSetWait(events, 30_000)
     index = [address(handle) for handle in handles].index(address(event.device))
-    print("xid", event.eventData, "of", index, flush=True)
+    say("xid", event.eventData, "of", index)
 try:
     nv.nvmlDeviceGetMemoryInfo(handles[0])
 except nv.NVMLError_GpuIsLost:
-    print("lost", flush=True)
+    say("lost")
 """,
     )
     watcher.wait_line("watching")

@@ -112,9 +112,9 @@ def work(ordinal):
     own = Gpu(ordinal)
     data = own.upload(os.urandom(1 << 16))
     first = own.checksum(data, 1 << 16)
-    print("pid", ordinal, os.getpid(), flush=True)
+    say("pid", ordinal, os.getpid())
     while True:
-        print("intact", ordinal, own.checksum(data, 1 << 16) == first, own.uuid, flush=True)
+        say("intact", ordinal, own.checksum(data, 1 << 16) == first, own.uuid)
         time.sleep(0.01)
 work(1 if os.fork() == 0 else 0)  # the child is there before its parent has CUDA
 """
@@ -145,9 +145,9 @@ def test_a_call_that_waits_while_it_is_saved_goes_on_after_the_restore(
     here = machine()
     source = """
 data = gpu.upload(b"kept")
-print("asking", flush=True)
+say("asking")
 while not os.path.exists(os.environ["LOCKED"]): time.sleep(0.01)
-print("got", gpu.read(data, 4), flush=True)
+say("got", gpu.read(data, 4))
 time.sleep(1000)
 """
     locked = images.folder / "locked"
@@ -177,10 +177,10 @@ def test_a_process_in_another_pid_namespace(
 import ctypes, subprocess, sys
 assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID, for the children
 child = subprocess.Popen([sys.executable, "-u", "-c", os.environ["SOURCE"]])
-print("child", child.pid, flush=True)
+say("child", child.pid)
 child.wait()
 """
-    one = program(here, starter, SOURCE=Program.PRELUDE + "print('inner', os.getpid())\n" + HOLDER)
+    one = program(here, starter, SOURCE=Program.PRELUDE + "say('inner', os.getpid())\n" + HOLDER)
     child = int(one.wait_line("child").split()[1])
     assert one.wait_line("inner") == "inner 1"
     intact = "sum " + one.wait_line("holds").split()[1]

@@ -24,9 +24,9 @@ Outsides = Callable[..., Outside]
 #: Holds 1 MiB of device memory and says, again and again, what is in it.
 HOLDER = """
 data = gpu.upload(os.urandom(1 << 20))
-print("holds", gpu.checksum(data, 1 << 20), flush=True)
+say("holds", gpu.checksum(data, 1 << 20))
 while True:
-    print("sum", gpu.checksum(data, 1 << 20), "on", gpu.uuid, flush=True)
+    say("sum", gpu.checksum(data, 1 << 20), "on", gpu.uuid)
     time.sleep(0.01)
 """
 
@@ -65,8 +65,8 @@ assert int.from_bytes(gpu.read(b, 8), "little") == (number + 5) % 2**64
 try:
     gpu.read(a, 100_001)
 except CudaError as error:
-    print("beyond the end:", error.code)
-print("done")
+    say("beyond the end:", error.code)
+say("done")
 """,
     )
     one.wait_line("done")
@@ -77,7 +77,7 @@ def test_memory_is_limited_and_freed_with_its_process(machine: Machines, program
     here = machine(gpu(memory=10 << 20), context_bytes=1 << 20)
     source = """
 gpu.allocate(int(os.environ["SIZE"]))
-print("has it", flush=True)
+say("has it")
 time.sleep(100)
 """
     first = program(here, source, SIZE=str(8 << 20))
@@ -104,7 +104,7 @@ gpu.synchronize()
 took = time.monotonic() - start
 assert launched < 0.3 <= 0.4 <= took, (launched, took)
 assert gpu.read(out, 8)[0] == 2
-print("done")
+say("done")
 """,
     )
     one.wait_line("done")
@@ -175,11 +175,11 @@ def test_a_lock_waits_for_a_kernel_and_gives_up_when_told_to(
         here,
         """
 gpu.launch("spin", ms=1500)
-print("launched", flush=True)
+say("launched")
 gpu.synchronize()
-print("went on", flush=True)
+say("went on")
 gpu.synchronize()
-print("not locked", flush=True)
+say("not locked")
 time.sleep(100)
 """,
     )
@@ -207,7 +207,7 @@ for function in gpu.driver.state, gpu.driver.lock:
     try:
         function(int(os.environ["TARGET"]))
     except CudaError as error:
-        print("code", error.code, flush=True)
+        say("code", error.code)
 """
         stranger = program(here, source, TARGET=str(one.pid))
         wait_until(lambda: stranger.lines() == ["code 304"] * 2, "both are refused")
@@ -283,7 +283,7 @@ def test_a_restore_that_ran_out_of_memory_cannot_be_repeated(
     one, _ = holder(program, here)
     other = outside(here)
     other.save(one.pid)
-    full = program(here, "gpu.allocate(2 << 20)\nprint('full', flush=True)\ntime.sleep(100)")
+    full = program(here, "gpu.allocate(2 << 20)\nsay('full')\ntime.sleep(100)")
     full.wait_line("full")
     assert other.code("restore", one.pid) == api.OUT_OF_MEMORY
     full.close()
@@ -381,9 +381,9 @@ if child == 0:
     try:
         gpu.allocate(1)
     except CudaError as error:
-        print("child", os.getpid(), error.code, flush=True)
+        say("child", os.getpid(), error.code)
     time.sleep(100)
-print("parent", flush=True)
+say("parent")
 """
         + HOLDER
     )

@@ -28,7 +28,7 @@ for i in range(storage.count):
     saved.append(gpu.read(device.address, device.size))
 driver.complete(storage)
 assert driver.state(pid) == CHECKPOINTED
-print("saved", *map(len, saved), flush=True)
+say("saved", *map(len, saved))
 while not os.path.exists(path): time.sleep(0.01)
 storage = driver.custom_restore(pid)
 assert driver.state(pid) == RESTORING
@@ -37,7 +37,7 @@ for i in range(storage.count):
 driver.complete(storage)
 assert driver.state(pid) == LOCKED
 driver.unlock(pid)
-print("restored", flush=True)
+say("restored")
 """
 
 
@@ -80,7 +80,7 @@ gpu.driver.lock(pid)
 try:
     gpu.driver.custom_checkpoint(pid)
 except CudaError as error:
-    print("code", error.code, flush=True)
+    say("code", error.code)
 gpu.driver.unlock(pid)
 """
     program(here, source, TARGET=str(one.pid)).wait_line("code 1")

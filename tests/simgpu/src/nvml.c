@@ -340,11 +340,10 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
     return result;
 }
 
-// Process numbers are those that the machine sees.
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
-                                                         nvmlProcessInfo_t *infos)
+// The processes on a GPU; their numbers are those that the machine sees.
+static nvmlReturn_t processes(const struct sim_gpu *gpu, unsigned int *count,
+                              nvmlProcessInfo_t *infos)
 {
-    LOOK_AT(device);
     struct {
         uint32_t pid, reserved;
         uint64_t used;
@@ -361,6 +360,39 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, un
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned int i = 0; infos && i < number; i++)
         infos[i] = (nvmlProcessInfo_t){found[i].pid, found[i].used, 0xffffffffu, 0xffffffffu};
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                         nvmlProcessInfo_t *infos)
+{
+    LOOK_AT(device);
+    return processes(gpu, count, infos);
+}
+
+// Those that reach the GPU through an MPS server: all or none.
+API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t device,
+                                                            unsigned int *count,
+                                                            nvmlProcessInfo_t *infos)
+{
+    LOOK_AT(device);
+    if (gpu->mps)
+        return processes(gpu, count, infos);
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
+                                          unsigned int *active)
+{
+    LOOK_AT(device);
+    if (!active)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (gpu->nvlinks == 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *active = link < gpu->nvlinks;
     return NVML_SUCCESS;
 }
 

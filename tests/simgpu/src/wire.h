@@ -48,6 +48,8 @@ struct sim_gpu {
     uint32_t cc_minor;
     uint32_t pci_bus;
     uint32_t lost;
+    uint32_t mps;
+    uint32_t nvlinks;
 };
 
 struct sim_machine {
