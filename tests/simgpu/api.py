@@ -201,7 +201,7 @@ class Gpu:
         They are ``checksum(data, size, out)``, ``fill(data, size, seed)``, ``add(data, n)`` and
         ``spin()``.
         """
-        if not self._module:
+        if not self._module.value:
             self.driver.cuModuleLoadData(ctypes.byref(self._module), b"simgpu")
         function = ctypes.c_void_p()
         self.driver.cuModuleGetFunction(ctypes.byref(function), self._module, kernel.encode())
