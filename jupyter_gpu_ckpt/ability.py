@@ -89,6 +89,7 @@ class Ability:
         probe = await self.probe()
         meta = record.meta
         ip = meta.connection["ip"]
+        outside = describe.outside(record)
 
         def look() -> list[Difference]:
             ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
@@ -97,6 +98,7 @@ class Ability:
                 saved=msgspec.convert(meta.node, NodeInfo),
                 here=node_info(probe),
                 mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
+                open_files=outside.required() if outside is not None else (),
                 pids=meta.pids,
                 listeners=[(ip, meta.connection[name]) for name in _PORTS],
                 ending=ending,

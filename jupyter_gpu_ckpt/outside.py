@@ -65,6 +65,10 @@ class Outside(msgspec.Struct, frozen=True):
         """What will not come back, as it is told to a reader."""
         return [str(found) for found in self.connections if found.protocol == "tcp"]
 
+    def required(self) -> list[str]:
+        """Paths of files without which no restore succeeds; of cut ones no path is known."""
+        return [file.path for file in self.files if file.path.startswith("/")]
+
     def needed(self) -> list[str]:
         """What a restore has to find, or looks for, as it is told to a reader."""
         return [

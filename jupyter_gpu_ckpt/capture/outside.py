@@ -27,7 +27,7 @@ _MOST: Final = 24
 _PLAIN_DEVICES: Final = re.compile(r"/dev/(null|zero|full|u?random|ptmx|pts/.*|tty)")
 #: The system's own: what it maps there (locales, caches) is no data of the kernel's.
 _SYSTEM: Final = ("/proc", "/sys", "/dev", "/usr", "/lib", "/etc")
-#: Of a database that is listed itself.
+#: Files of a database, which are made again where that is needed.
 _OF_DATABASE: Final = ("-wal", "-shm", "-journal")
 
 _Use = Literal["write", "append", "map"]
@@ -161,7 +161,9 @@ def _files(images_dir: Path, opened: Image, exclude: Sequence[str]) -> list[tupl
     return [
         (path, next(use for use in _USES if use in uses))
         for path, uses in sorted(found.items())
-        if not any(path.endswith(end) and path.removesuffix(end) in found for end in _OF_DATABASE)
+        if not any(
+            path.endswith(end) and os.path.exists(path.removesuffix(end)) for end in _OF_DATABASE
+        )
     ]
 
 

@@ -73,6 +73,7 @@ def check_restore(
     saved: NodeInfo,
     here: NodeInfo,
     mapped_files: Sequence[MappedFile],
+    open_files: Sequence[str] = (),
     pids: Sequence[int] = (),
     listeners: Sequence[tuple[str, int]] = (),
     ending: Collection[int] = (),
@@ -87,6 +88,8 @@ def check_restore(
         The state's node and this one.
     mapped_files
         From the state's manifest.
+    open_files
+        Paths of other files that the kernel had open, from the manifest too.
     pids
         Every PID and TID that the state needs.
     listeners
@@ -108,6 +111,8 @@ def check_restore(
     """
     check_node(probe)
     found = differences(saved, here, mapped_files)
+    mapped = {file.path for file in mapped_files}
+    found += _missing_files([path for path in open_files if path not in mapped])
     if not (probe.pid_namespaces and probe.can_set_pid):
         found += _taken_pids(pids, ending)
         message = "This node cannot run a second kernel of a state: that needs a PID namespace."
@@ -174,6 +179,15 @@ def _check_namespaces(pid: int, root: int, status: dict[str, str]) -> None:
             "a container or sandbox of its own, and cannot be saved.",
             hint="End it, then save again.",
         )
+
+
+def _missing_files(paths: Sequence[str]) -> list[Difference]:
+    found = []
+    for path in paths:
+        if not os.path.exists(path):
+            message = f"A file that the kernel had open is missing here: {path}."
+            found.append(Difference("file", f"{message} Put it back, or an empty one.", True, path))
+    return found
 
 
 def _taken_pids(pids: Sequence[int], ending: Collection[int]) -> list[Difference]:

@@ -120,6 +120,16 @@ def test_what_will_not_come_back(
     assert f"Not in the state: file {log} (appended to)\n" in facts
     assert "... and 7 more" in facts
 
+    # Without the file there would be no kernel: it is not ended for that.
+    log.unlink()
+    state_here = api.get(f"/states/{state}")
+    assert state_here["restorable"] is False
+    (missing,) = [d["message"] for d in state_here["differences"] if d["blocking"]]
+    assert str(log) in missing
+    assert api.failed(f"/states/{state}/restore")["reason"] == "not_restorable"
+    assert kernel.run("print(messages.closed)") == "False"
+    log.touch()
+
     # Who restores it is told what is gone now; the rest is there again.
     assert api.done(f"/states/{state}/restore")["warnings"] == [f"Did not come back: {gone}."]
     kernel.run("log.write('went on'); log.flush(); messages.fileno()")
