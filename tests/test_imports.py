@@ -21,7 +21,7 @@ MAX_LINES = 400
 # bottom layers do not know their neighbours either.
 FACES = {"app", "handlers", "cli", "hub"}
 BOTTOM = {"capture", "store"}
-WORDS = {"errors", "models", "outside"}
+WORDS = {"errors", "models", "outside", "progress"}
 GENERATED = {"_version"}
 #: Imports between neighbours that the design allows.
 ALLOWED = {("app", "handlers"), ("models", "errors"), ("models", "outside")}

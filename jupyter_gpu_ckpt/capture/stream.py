@@ -21,13 +21,13 @@ import stat
 import struct
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from ..errors import CkptError
+from ..progress import Meter, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ _SMALL: Final = 1 << 16
 _F_SETPIPE_SZ: Final = 1031
 _SPLICE_F_NONBLOCK: Final = 2
 _LONGEST_REQUEST: Final = 129
-_PROGRESS_SECONDS: Final = 0.1
 _LENGTH: Final = struct.Struct("<I")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -94,13 +93,12 @@ class ImageServer:
         sizes: Mapping[bytes, int],
         open_file: Callable[[bytes, threading.Event], Pieces],
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._dir = images_dir
         self._sizes = sizes
         self._open_file = open_file
-        self._progress = progress
-        self._total, self._done, self._reported = sum(sizes.values()), 0, 0.0
+        self._meter = Meter(sum(sizes.values()), progress)
         self._lock = threading.Lock()
         self._failure: CkptError | None = None
         self._on_failure: Callable[[], None] | None = None
@@ -268,7 +266,7 @@ class ImageServer:
                     if before and not self._drained(pipe, len(piece)):
                         return
                     before = lent
-                    self._advance(len(piece))
+                    self._meter.add(len(piece))
                 self._drained(pipe, 0)
 
     def _copy(self, file: int, pipe: int) -> None:

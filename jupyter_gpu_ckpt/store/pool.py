@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from ..errors import CkptError
+from ..progress import Meter, Progress
 from .codec import Scratch
 
 Item = TypeVar("Item")
-Progress = Callable[[int, int], None]
 
-_PROGRESS_SECONDS = 0.1
 # Bytes of a thread's buffers: plain, encoded and encrypted, and what the libraries take.
 _A_THREAD = 4 << 20
 
@@ -46,7 +44,7 @@ class Pool(Generic[Item]):
     workers, level
         Number of threads; zstd level for their buffers.
     progress
-        Called with (bytes done, total), from one thread at a time, at most every 0.1 s.
+        Called with (bytes done, total); see :class:`~jupyter_gpu_ckpt.progress.Meter`.
     cancel
         Ends the run with ``CkptError("cancelled")`` within about a block a thread.
     """
@@ -65,11 +63,9 @@ class Pool(Generic[Item]):
         self._total = total
         self._workers = workers
         self._level = level
-        self._progress = progress
+        self._meter = Meter(total, progress)
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._done = 0
-        self._reported = 0.0
         self._error: BaseException | None = None
 
     def run(self, items: Iterator[Item]) -> None:
@@ -92,8 +88,7 @@ class Pool(Generic[Item]):
             thread.join()
         if self._error is not None:
             raise self._error
-        if self._progress is not None:
-            self._progress(self._total, self._total)
+        self._meter.end()
 
     def _loop(self, items: Iterator[Item]) -> None:
         scratch = Scratch(self._level)
@@ -108,7 +103,7 @@ class Pool(Generic[Item]):
                         item = next(items)
                     except StopIteration:
                         return
-                self._advance(self._work(item, scratch))
+                self._meter.add(self._work(item, scratch))
         except BaseException as error:
             # Not swallowed: run() raises it in the caller's thread.
             with self._lock:

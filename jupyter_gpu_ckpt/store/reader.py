@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import CkptError
+from ..progress import Progress
 from .ahead import Ahead
 from .blobcache import BlobCache
 from .blobreader import BlobReader
@@ -21,7 +22,7 @@ from .layout import make_private_dir, store_error, translated
 from .manifest import Body
 from .owner import OwnerStore
 from .packs import PackSource, read_footer
-from .pool import Pool, Progress
+from .pool import Pool
 from .rebuilding import Reading
 from .records import LostRange, StateRecord, VerifyResult
 

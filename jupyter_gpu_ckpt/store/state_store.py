@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ..errors import CkptError
+from ..progress import Progress
 from .damage import Damaged, TooNew
 from .incremental import Parent
 from .index import load_index
@@ -20,7 +21,7 @@ from .manifest import Body
 from .marks import read_marks
 from .owner import OwnerStore
 from .packs import LocalPacks, PackSource
-from .pool import Progress, worker_count
+from .pool import worker_count
 from .presence import Presence, reading
 from .reader import StateReader
 from .records import StateRecord, VerifyResult

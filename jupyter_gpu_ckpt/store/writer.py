@@ -12,6 +12,7 @@ from typing import NamedTuple
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
+from ..progress import Progress
 from .blobwriter import BlobWriter, Range
 from .codec import BLOB, BLOB_PAGES, PAGE, Scratch, encode
 from .incremental import Parent, default_space
@@ -20,7 +21,7 @@ from .layout import create_file, move_into, sync_dir, translated
 from .manifest import Body, IndexPlace, encode_manifest
 from .owner import OwnerStore
 from .packwriter import PackWriter
-from .pool import Pool, Progress
+from .pool import Pool
 from .presence import Presence
 from .records import FORMAT, StateMeta, StateRecord
 from .storing import Storing
