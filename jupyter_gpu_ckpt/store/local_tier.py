@@ -1,8 +1,9 @@
 """The local tier: a store in a folder whose packs may be missing because they are elsewhere too.
 
 Beside the store itself it keeps, in ``tier/``: ``durable/<state id>``, an empty file for each state
-that the remote tier holds whole; ``confirmed``, the store.json of the remote tier that this one
-was made for; ``incoming/``, packs on their way; ``upload.lock``.
+that the remote tier holds whole; ``manifests/<state id>``, what is known of its manifest there;
+``confirmed``, the store.json of the remote tier that this one was made for; ``incoming/``, packs on
+their way; ``removing/``, locks of processes that remove packs there; ``upload.lock``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+import msgspec
+from blake3 import blake3
 
 from .layout import create_file, make_private_dir, move_into
 from .local_files import pack_files
@@ -29,6 +33,8 @@ class LocalTier:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "tier"
         self.store_file = folder / "store.json"
+        self.manifests = self.folder / "manifests"
+        self.removing = self.folder / "removing"
         self._durable = self.folder / "durable"
         self._incoming = self.folder / "incoming"
 
@@ -86,6 +92,7 @@ class LocalTier:
     def forget(self, state_id: str) -> None:
         """The remote tier holds it no more."""
         (self._durable / state_id).unlink(missing_ok=True)
+        (self.manifests / state_id).unlink(missing_ok=True)
 
     # -- packs -----------------------------------------------------------------------------
 
@@ -171,3 +178,36 @@ class LocalTier:
                 yield True
         finally:
             os.close(fd)
+
+
+class _Known(msgspec.Struct):
+    version: str
+    blake3: str
+
+
+class ManifestCopies:
+    """Which manifests here are, byte for byte, those that the remote tier lists.
+
+    Parameters
+    ----------
+    tier
+        The local tier.
+    """
+
+    def __init__(self, tier: LocalTier) -> None:
+        self._tier = tier
+
+    def note(self, state_id: str, version: str, data: bytes) -> None:
+        """The remote tier has this manifest, and lists it with that version."""
+        known = msgspec.json.encode(_Known(version, blake3(data).hexdigest()))
+        with suppress(OSError):
+            make_private_dir(self._tier.manifests)
+            self._tier.write(self._tier.manifests / state_id, known)
+
+    def is_same(self, state_id: str, version: str, data: bytes) -> bool:
+        """Whether the remote tier has exactly this manifest, if it lists that version."""
+        try:
+            known = msgspec.json.decode((self._tier.manifests / state_id).read_bytes(), type=_Known)
+        except (OSError, msgspec.DecodeError):
+            return False
+        return known == _Known(version, blake3(data).hexdigest())

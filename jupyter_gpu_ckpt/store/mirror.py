@@ -19,7 +19,7 @@ from ..errors import CkptError
 from .damage import Damaged
 from .layout import make_private_dir
 from .local_files import delete_state
-from .local_tier import LocalTier
+from .local_tier import LocalTier, ManifestCopies
 from .objects import Found
 from .owner import OwnerStore
 from .remote import Listed, RemoteFiles, RemoteOwner
@@ -54,6 +54,7 @@ class Mirror:
         self._remote = remote
         self._hasty = remote.hasty()
         self._tier = tier
+        self._copies = ManifestCopies(tier)
         self._unsent = unsent
         self._lock = threading.Lock()
         self._seen: dict[str, str] = {}
@@ -213,6 +214,7 @@ class Mirror:
             # Durable first: or an upload might begin of what came from there.
             self._tier.set_durable(state)
             self._tier.write(path, data)
+            self._copies.note(state, found.version, data)
 
     def _bring(self, name: str, path: Path, found: Found) -> None:
         data = self._hasty.maybe(name)

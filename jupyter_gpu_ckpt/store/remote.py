@@ -6,9 +6,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,10 @@ from .layout import is_kernel_id, is_state_id
 from .objects import Found, Missing, Objects
 from .packs import is_pack_id, pack_key
 from .sweep import PackSeen, Present
+
+if TYPE_CHECKING:
+    from .announcements import Announcements
+    from .local_tier import ManifestCopies
 
 _FRESH_SECONDS: Final = 3600.0
 _BEAT_SECONDS: Final = 240.0
@@ -140,28 +144,13 @@ class RemoteOwner:
             over.set()
             self.forget(path)
 
-    def being_removed(self) -> set[str]:
-        """Packs that collections under way may remove."""
-        found = self.objects.list("removing")
-        if not found:
-            return set()
-        now = RemoteFiles(self).now()
-        packs: set[str] = set()
-        for name, entry in found.items():
-            data = self.maybe(name) if now - entry.modified < _FRESH_SECONDS else None
-            if data is not None:
-                try:
-                    packs.update(msgspec.json.decode(data, type=_Presence).packs)
-                except msgspec.DecodeError:
-                    packs.update(self.packs())
-        return packs
-
-    def forget(self, name: str) -> None:
-        """Remove an object that only costs space, if that is possible."""
+    def forget(self, name: str) -> bool:
+        """Remove an object that only costs space, if that is possible; whether it was."""
         try:
             self.objects.delete(name)
         except Exception:  # a collector will do it
-            return
+            return False
+        return True
 
     # -- changing ------------------------------------------------------------------------
 
@@ -186,16 +175,24 @@ class RemoteFiles:
     ----------
     remote
         The owner's objects.
-    mirrored
-        Gives the path at which the manifest of a kernel's state may be in the local tier, where it
-        costs no request to read: it is never altered.
+    announcements
+        Needed to remove something.
+    copies, path
+        Manifests in the local tier, where they cost no request to read, and where that of a
+        kernel's state is.
     """
 
     def __init__(
-        self, remote: RemoteOwner, mirrored: Callable[[str, str], Path] | None = None
+        self,
+        remote: RemoteOwner,
+        announcements: Announcements | None = None,
+        copies: ManifestCopies | None = None,
+        path: Callable[[str, str], Path] | None = None,
     ) -> None:
         self._remote = remote
-        self._mirrored = mirrored
+        self._announcements = announcements
+        self._copies = copies
+        self._path = path
         self._objects = remote.objects
         self._states: dict[str, tuple[str, Found]] = {}
         self._now: tuple[float, float] | None = None
@@ -226,12 +223,16 @@ class RemoteFiles:
     def manifest(self, state_id: str) -> bytes | None:
         """See :class:`~.sweep.StoreFiles`."""
         kernel, found = self._states[state_id]
-        if self._mirrored is not None:
+        here: bytes | None = None
+        if self._copies is not None and self._path is not None:
             with suppress(OSError):
-                data = self._mirrored(kernel, state_id).read_bytes()
-                if len(data) == found.size:
-                    return data
-        return self._remote.maybe(self._remote.manifest_name(kernel, state_id))
+                here = self._path(kernel, state_id).read_bytes()
+                if self._copies.is_same(state_id, found.version, here):
+                    return here
+        data = self._remote.maybe(self._remote.manifest_name(kernel, state_id))
+        if self._copies is not None and data is not None and data == here:
+            self._copies.note(state_id, found.version, data)
+        return data
 
     def deleted(self) -> Iterator[tuple[str, float]]:
         """See :class:`~.sweep.StoreFiles`."""
@@ -264,16 +265,10 @@ class RemoteFiles:
             self._objects.delete(f"writers/{presence_id}.json")
         return 0
 
-    @contextmanager
-    def announced(self, pack_ids: list[str]) -> Iterator[None]:
-        """See :class:`~.sweep.StoreFiles`; stays behind where something failed."""
-        for name, found in self._objects.list("removing").items():
-            if self.now() - found.modified > _FRESH_SECONDS:
-                self._remote.forget(name)
-        name = f"removing/{secrets.token_hex(8)}.json"
-        self._objects.put(name, msgspec.json.encode(_Presence(pack_ids)))
-        yield
-        self._remote.forget(name)
+    def announced(self, pack_ids: list[str]) -> AbstractContextManager[None]:
+        """See :class:`~.sweep.StoreFiles`."""
+        assert self._announcements is not None
+        return self._announcements.made(pack_ids)
 
     def remove_pack(self, pack_id: str) -> None:
         """See :class:`~.sweep.StoreFiles`."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from ..errors import CkptError
+from .announcements import Announcements
 from .claims import Claims
 from .damage import Damaged
 from .fetch import SharedPacks, TierPacks
@@ -24,7 +25,7 @@ from .kernel_store import Heartbeat
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
 from .local_files import LocalFiles
-from .local_tier import LocalTier
+from .local_tier import LocalTier, ManifestCopies
 from .manifest import Body
 from .marks import Marks
 from .mirror import Mirror
@@ -34,9 +35,10 @@ from .packs import LocalPacks, PackSource
 from .records import GcResult, KernelRecord, StateRecord
 from .remote import RemoteFiles, RemoteOwner
 from .retention import Held
+from .sending import Records
 from .state_store import StateStore
 from .sweep import sweep
-from .uploads import Records, Uploader
+from .uploads import Uploader
 
 #: Seconds that a kernel's beginning waits until others can see whose it is.
 _CLAIM_SECONDS: Final = 5.0
@@ -160,6 +162,15 @@ class TieredStore(StateStore):
                     hint="It stays on this node only. Save the kernel again.",
                 )
             )
+        for state in self._uploader.put_off.copy():
+            found.append(
+                CkptError(
+                    "store_unavailable",
+                    f"State {state} is not uploaded yet: what it needs may just be removed from "
+                    "the remote state store.",
+                    hint="It is uploaded when that has ended, within the hour.",
+                )
+            )
         return found
 
     def _evict(self) -> None:
@@ -262,7 +273,12 @@ class TieredStore(StateStore):
         """Tidy up the remote tier, if it answers."""
         try:
             owner = super()._open()
-            files = RemoteFiles(self._remote, None if owner is None else owner.manifest)
+            files = RemoteFiles(
+                self._remote,
+                Announcements(self._remote, self._tier.removing),
+                ManifestCopies(self._tier),
+                None if owner is None else owner.manifest,
+            )
             there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)
             if not dry_run:
                 self._claims.tidy()

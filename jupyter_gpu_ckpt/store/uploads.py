@@ -1,4 +1,4 @@
-"""Uploads in the background: states from the local tier to the remote one, and small records."""
+"""Uploads in the background: states from the local tier to the remote one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CkptError
+from .announcements import Announcements
 from .blobreader import check_pack
 from .damage import Damaged
-from .local_tier import LocalTier
+from .local_tier import LocalTier, ManifestCopies
 from .owner import OwnerStore
 from .packs import LocalPacks
 from .remote import RemoteOwner
@@ -22,8 +23,9 @@ from .seal import manifest_packs
 #: Seconds between looks for states that another server of this node has left.
 _LOOK_SECONDS: Final = 5.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-#: Seconds that an upload waits for a collection of garbage before it begins anew later.
-_COLLECTION_SECONDS: Final = 60.0
+#: Seconds that an upload waits for a collection of garbage, and then others go first.
+_COLLECTION_SECONDS: Final = 5.0
+_PUT_OFF_SECONDS: Final = 15.0
 
 
 class _Unsent(NamedTuple):
@@ -34,6 +36,10 @@ class _Unsent(NamedTuple):
 
 class Gone(Exception):
     """The state was deleted while it was uploaded."""
+
+
+class _BeingRemoved(Exception):
+    """A collection of garbage may just remove what the state needs from the remote tier."""
 
 
 class Uploader:
@@ -77,6 +83,8 @@ class Uploader:
         self._joined = False
         self._tier = tier
         self._remote = remote
+        self._removals = Announcements(remote, tier.removing)
+        self._copies = ManifestCopies(tier)
         self._parallel = parallel
         self._rate = _Rate(bandwidth)
         self._on_durable = on_durable
@@ -88,6 +96,8 @@ class Uploader:
         self._failures = 0
         # States that cannot be uploaded whatever is tried, with why.
         self.lost: dict[str, str] = {}
+        # States that wait for a collection of garbage, and until when others go first.
+        self.put_off: dict[str, float] = {}
 
     def start(self) -> None:
         """Begin, once."""
@@ -171,7 +181,14 @@ class Uploader:
         owner = self._owner()
         if owner is None:
             return False
-        todo = [unsent for unsent in self._unsent(owner) if unsent.state_id not in self.lost]
+        unsent, now = self._unsent(owner), time.monotonic()
+        for gone in self.put_off.keys() - {state.state_id for state in unsent}:
+            self.put_off.pop(gone, None)
+        todo = [
+            state
+            for state in unsent
+            if state.state_id not in self.lost and self.put_off.get(state.state_id, 0.0) <= now
+        ]
         if not todo:
             return False
         with self._tier.uploading() as mine:
@@ -182,6 +199,9 @@ class Uploader:
                 return True
             try:
                 self._upload(owner, state)
+            except _BeingRemoved:
+                self.put_off[state.state_id] = time.monotonic() + _PUT_OFF_SECONDS
+                return True
             except Gone:
                 return True
             except Damaged as error:
@@ -217,6 +237,9 @@ class Uploader:
             self._wait_for_collections(needed)
             self._send_packs(owner, state, needed)
             self._tier.set_durable(state.state_id)
+            with suppress(CkptError):  # a collection reads it there then
+                if (version := remote.version(name)) is not None:
+                    self._copies.note(state.state_id, version, data)
             try:
                 self._manifest(state)
             except Gone:
@@ -226,13 +249,9 @@ class Uploader:
 
     def _wait_for_collections(self, needed: list[str]) -> None:
         end = time.monotonic() + _COLLECTION_SECONDS
-        while not self._remote.being_removed().isdisjoint(needed):
+        while not self._removals.packs().isdisjoint(needed):
             if time.monotonic() > end:
-                raise CkptError(
-                    "store_unavailable",
-                    "What a state needs is just being removed from the remote state store.",
-                    hint="The state is uploaded when that has ended.",
-                )
+                raise _BeingRemoved
             if self._stop.wait(1.0):
                 raise CkptError("cancelled", "The transfer was cancelled.")
 
@@ -293,107 +312,3 @@ class _Rate:
             begin = max(now, self._free)
             self._free = begin + size / self._bandwidth
         stop.wait(begin - now)
-
-
-class Records:
-    """Writes small objects in the background: of each only its newest content counts.
-
-    One that could not be written at once is left alone when another node has written it
-    meanwhile: what it says, such as who has taken over a kernel, is newer.
-    """
-
-    def __init__(self, remote: RemoteOwner, on_problem: Callable[[CkptError], None]) -> None:
-        self._remote = remote
-        self._on_problem = on_problem
-        self._lock = threading.Condition()
-        self._waiting: dict[str, bytes | None] = {}
-        self._bases: dict[str, str | None] = {}
-        self._late: set[str] = set()
-        self._sent: dict[str, bytes] = {}
-        self._sending: str | None = None
-        self._stopped = False
-        self._thread: threading.Thread | None = None
-
-    def unsent(self) -> set[str]:
-        """Names of objects that are not what they should be yet."""
-        with self._lock:
-            names = set(self._waiting)
-            if self._sending is not None:
-                names.add(self._sending)
-            return names
-
-    def send(self, name: str, data: bytes | None, base: str | None = None) -> None:
-        """Have an object written, or removed if `data` is ``None``.
-
-        `base` is the version that was known when that was decided.
-        """
-        with self._lock:
-            if self._stopped:
-                return
-            if name not in self._late:
-                self._bases[name] = base
-            self._waiting[name] = data
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="gpu-ckpt-records", daemon=True
-                )
-                self._thread.start()
-            self._lock.notify_all()
-
-    def flush(self, timeout: float) -> bool:
-        """Wait until all is sent; whether it was."""
-        with self._lock:
-            return self._lock.wait_for(lambda: not self._waiting and self._sending is None, timeout)
-
-    def stop(self) -> None:
-        """Send no more."""
-        with self._lock:
-            self._stopped = True
-            self._waiting.clear()
-            self._lock.notify_all()
-
-    def _is_anothers(self, name: str, base: str | None) -> bool:
-        """Whether an object was written from elsewhere since we knew it last."""
-        there = self._remote.maybe(name)
-        if there is None or there == self._sent.get(name):
-            return False
-        return base is None or self._remote.version(name) != base
-
-    def _run(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._waiting or self._stopped)
-                if self._stopped:
-                    return
-                name = next(iter(self._waiting))
-                data = self._waiting.pop(name)
-                self._sending = name
-                late, base = name in self._late, self._bases.get(name)
-            error: CkptError | None = None
-            try:
-                if late and self._is_anothers(name, base):
-                    pass  # another node's word counts
-                elif data is None:
-                    self._remote.objects.delete(name)
-                else:
-                    self._remote.objects.put(name, data, check=False)
-                    self._sent[name] = data
-            except CkptError as failure:
-                error = failure
-            with self._lock:
-                self._sending = None
-                if error is None:
-                    self._late.discard(name)
-                else:
-                    self._late.add(name)
-                if error is not None and not self._stopped:
-                    self._waiting.setdefault(name, data)  # unless there is something newer
-                self._lock.notify_all()
-                if error is None:
-                    pause = _FIRST_PAUSE
-                    continue
-            self._on_problem(error)
-            with self._lock:
-                self._lock.wait_for(lambda: self._stopped, pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
