@@ -318,15 +318,6 @@ class ImageServer:
         poll.register(self._end, select.POLLIN)
         return self._end not in {ready for ready, _ in poll.poll()}
 
-    def _advance(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            now = time.monotonic()
-            if self._progress is None or now - self._reported < _PROGRESS_SECONDS:
-                return
-            self._reported = now
-            self._progress(min(self._done, self._total), self._total)
-
 
 def _listen(folder: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

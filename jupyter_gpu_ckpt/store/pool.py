@@ -60,7 +60,6 @@ class Pool(Generic[Item]):
         cancel: threading.Event | None,
     ) -> None:
         self._work = work
-        self._total = total
         self._workers = workers
         self._level = level
         self._meter = Meter(total, progress)
@@ -109,12 +108,3 @@ class Pool(Generic[Item]):
             with self._lock:
                 if self._error is None:
                     self._error = error
-
-    def _advance(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            now = time.monotonic()
-            if self._progress is None or now - self._reported < _PROGRESS_SECONDS:
-                return
-            self._reported = now
-            self._progress(min(self._done, self._total), self._total)
