@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure, print a table, write JSON."""
+"""``python -m benchmarks [part ...]``: measure, print a table, write JSON."""
 
 from __future__ import annotations
 
@@ -7,56 +7,81 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import idle, many, overhead, recovery, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
+#: What can be measured by itself, in this order.
+PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
+    "states": lambda folder, options: [
+        row
+        for size in options.sizes
+        for row in states.measure(folder / f"{size:g}", size, options.rounds)
+    ],
+    "store": lambda folder, options: store.measure(folder, options.store_size, options.rounds),
+    "many": lambda folder, options: many.measure(folder),
+    "recovery": lambda folder, options: recovery.measure(
+        folder, options.recovery_size, options.rounds
+    ),
+    "idle": lambda folder, options: idle.measure(folder),
+    "overhead": lambda folder, options: overhead.measure(folder, options.sets),
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "--sizes", type=float, nargs="*", default=[0.1, 1, 4], metavar="GIB",
-        help="data held by the kernel, in GiB (default: 0.1 1 4)",
+        "parts", nargs="*", metavar="part",
+        help=f"what to measure: {', '.join(PARTS)} (default: all)",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default: 3)")
-    parser.add_argument("--no-overhead", action="store_true", help="leave out the running cost")
+    parser.add_argument(
+        "--sizes", type=float, nargs="*", default=[0.1, 1, 4], metavar="GIB",
+        help="states: data held by the kernel, in GiB (default: 0.1 1 4)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=3,
+        help="states, store, recovery: measurements of each (default: 3)",
+    )  # fmt: skip
     parser.add_argument(
         "--store-size", type=float, default=4, metavar="GIB",
-        help="data for the measurements of the store, in GiB; 0 leaves them out (default: 4)",
+        help="store: data, in GiB (default: 4)",
     )  # fmt: skip
     parser.add_argument(
         "--recovery-size", type=float, default=1, metavar="GIB",
-        help="data of the notebook that is run again, in GiB; 0 leaves that out (default: 1)",
+        help="recovery: data of the notebook that is run again, in GiB (default: 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--json", type=Path, default=Path("build/benchmarks.json"), help="where the figures go"
-    )
+        "--sets", type=int, default=overhead.SETS,
+        help=f"overhead: sets of kernels; eight take a minute (default: {overhead.SETS})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/benchmarks.json"),
+        help="where the figures go; those of other parts stay",
+    )  # fmt: skip
     options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
     if os.geteuid() != 0:
         parser.error("plain criu, which is compared with, needs root")
     # Ended by a signal it still removes its folder, and ends its servers.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    rows: list[Row] = []
+    measured: dict[str, list[Row]] = {}
     with shared_folder("bench") as folder:
-        for size in options.sizes:
-            rows += states.measure(folder / f"{size:g}", size, options.rounds)
-        if options.store_size:
-            rows += store.measure(folder / "store", options.store_size, options.rounds)
-            rows += many.measure(folder / "many")
-        if options.recovery_size:
-            rows += recovery.measure(folder / "recovery", options.recovery_size, options.rounds)
-        if not options.no_overhead:
-            rows += idle.measure(folder / "idle")
-            rows += overhead.measure(folder / "overhead")
+        for part in options.parts or PARTS:
+            (folder / part).mkdir()
+            measured[part] = PARTS[part](folder / part, options)
     about = machine()
     print("\n".join(f"{name}: {value}" for name, value in about.items()), end="\n\n")
-    print(table(rows))
+    print(table([row for rows in measured.values() for row in rows]))
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    figures = {"machine": about, "rows": [row.as_dict() for row in rows]}
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    for part, rows in measured.items():
+        known[part] = {"machine": about, "rows": [row.as_dict() for row in rows]}
+    options.json.write_text(json.dumps(known, indent=2) + "\n")
 
 
 if __name__ == "__main__":
