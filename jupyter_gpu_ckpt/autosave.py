@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from traitlets import Bool, Float, Integer, List, TraitError, Unicode, validate
+from traitlets import Bool, Enum, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import LoggingConfigurable
 
 from .errors import CkptError
@@ -88,6 +88,14 @@ class AutoSave(LoggingConfigurable):
         config=True,
         help="Whether a kernel that the server's culler ends is saved first, and can be brought "
         "back. The culler waits for the save.",
+    )
+    cull_action = Enum(
+        ["hibernate", "end"],
+        "hibernate",
+        config=True,
+        help="What becomes of a kernel that the server's culler would end and that was saved. "
+        "hibernate: it stays listed without a process, and wakes by itself when a cell is run or "
+        "its notebook opened. end: it is ended, and offered among the lost kernels.",
     )
     max_cost = Float(
         0.02,

@@ -166,6 +166,8 @@ class Endings:
         shut_down: Callable[..., Any] = manager.shutdown_kernel
 
         async def cull_kernel_if_idle(kernel_id: str) -> None:
+            if self._keeper.hibernation.is_asleep(kernel_id):
+                return  # it costs nothing
             token = _culling.set(kernel_id)
             try:
                 await cull(kernel_id)
@@ -185,9 +187,7 @@ class Endings:
         manager.shutdown_kernel = shutdown_kernel
 
     async def _before_cull(self, kernel_id: str) -> bool:
-        """Save a kernel that is about to be culled; false when it must not be culled now."""
-        if self._keeper.hibernation.is_asleep(kernel_id):
-            return False  # it costs nothing
+        """Save a kernel that is about to be culled; false when it must not be ended now."""
         work = self._policies.work_of(kernel_id)
         if work is None or not (work.policy.enabled and work.policy.before_cull):
             return True
@@ -195,7 +195,13 @@ class Endings:
         run = self._keeper.running(kernel_id)
         if run is not None:
             return False  # the culler comes again
-        if work.unsaved_since is not None and not await self._policies.save(work, "cull"):
+        if self._hibernates(work):
+            saved = await self._policies.save(work, "cull", hibernate=True)
+            if saved or getattr(work.kernel.km, "last_activity", None) != last_activity:
+                return False  # it sleeps, or its user came back
+        else:
+            saved = work.unsaved_since is None or await self._policies.save(work, "cull")
+        if not saved:
             if await self._keeper.ability.error() is not None:
                 return True  # nothing can be saved on this node: it culls as ever
             work.cull_failures += 1
@@ -209,6 +215,17 @@ class Endings:
         if work.kernel.policy.has_state:
             self._keeper.leases.offer_after_end(kernel_id, "cull")
         return True
+
+    def _hibernates(self, work: Work) -> bool:
+        """Whether a kernel is to sleep instead of being ended: one that has something to keep."""
+        return (
+            self._policies.settings.cull_action == "hibernate"
+            and self._keeper.hibernation.can_wake
+            and not work.is_running
+            # One that was spared often enough is only saved, whatever keeps it from sleeping.
+            and work.cull_failures < _SPARED
+            and (work.unsaved_since is not None or work.kernel.policy.has_state)
+        )
 
 
 def _value(uses_gpu: bool, work: Work, now: float) -> tuple[bool, float, float]:

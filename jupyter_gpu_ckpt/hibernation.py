@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
@@ -60,11 +61,12 @@ class Hibernation:
         self._sleepers: dict[str, _Sleeper] = {}
         #: How many messages went to each kernel: one that came during a save ends a hibernation.
         self._passed: Counter[str] = Counter()
-        self._can_wake = False
+        #: Whether what is sent to a kernel passes through this server, and so can wake it.
+        self.can_wake = False
 
     def guard(self, settings: dict[str, Any]) -> None:
         """Watch what pages send to kernels; the extension calls it while it is loaded."""
-        self._can_wake = guard(settings, self)
+        self.can_wake = guard(settings, self)
 
     def is_asleep(self, kernel_id: str) -> bool:
         """Whether the kernel is hibernated; also while it is being woken."""
@@ -86,15 +88,15 @@ class Hibernation:
 
     # -- falling asleep ------------------------------------------------------------------
 
-    async def hibernate(self, kernel_id: str) -> Operation:
-        """Start to save a kernel and end its process.
+    async def hibernate(self, kernel_id: str, reason: str = "hibernate") -> Operation:
+        """Start to save a kernel and end its process; ``reason``: that of the state.
 
         Raises CkptError ``unknown_kernel``, ``busy``, ``not_savable``, ``cannot_capture``.
         """
         keeper = self._keeper
         kernel = keeper.roster.savable(kernel_id)
         self.check_awake(kernel_id)
-        if not self._can_wake:
+        if not self.can_wake:
             raise CkptError(
                 "not_savable",
                 "Kernels of this server cannot hibernate: their messages do not pass through it.",
@@ -104,11 +106,11 @@ class Hibernation:
         path = (await keeper.sessions.paths()).get(kernel_id)
 
         async def work(run: Run) -> OperationResult:
-            return await self._put_to_sleep(run, kernel)
+            return await self._put_to_sleep(run, kernel, reason)
 
-        return keeper.begin("save", kernel_id, work, path=path, cause="hibernate").model
+        return keeper.begin("save", kernel_id, work, path=path, cause=reason).model
 
-    async def _put_to_sleep(self, run: Run, kernel: TrackedKernel) -> OperationResult:
+    async def _put_to_sleep(self, run: Run, kernel: TrackedKernel, reason: str) -> OperationResult:
         keeper, kernel_id, began = self._keeper, kernel.kernel_id, time.monotonic()
         passed = self._passed[kernel_id]
         supervisor = kernel.provisioner.supervisor
@@ -116,7 +118,7 @@ class Hibernation:
         await _answer(kernel)
         run.phase("checking")
         newest = await self._newest(kernel)
-        result = newest or await Save(keeper, kernel, None, "hibernate").run(run)
+        result = newest or await Save(keeper, kernel, None, reason).run(run)
         await self._verify(run, result.state_id)
         record = await in_thread(keeper.store.state, result.state_id)
         if supervisor is None or kernel.provisioner.supervisor is not supervisor:
@@ -255,6 +257,7 @@ class Hibernation:
                 self._failed(sleeper, error)
             raise
         self._forget(sleeper)
+        km.last_activity = datetime.now(timezone.utc)  # the culler is not to end it at once
         self._passed[sleeper.kernel.kernel_id] += len(sleeper.held)
         self._each(sleeper.held, HeldMessage.deliver)
 

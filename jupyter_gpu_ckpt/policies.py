@@ -21,7 +21,7 @@ from .endings import Endings
 from .errors import CkptError
 from .foretold import Foretold
 from .kernel_requests import KernelRequests
-from .models import AutoSaveChoice, AutoSaves
+from .models import AutoSaveChoice, AutoSaves, Operation
 from .operations import Run, in_thread
 from .tracking import TrackedKernel
 from .work import Work
@@ -120,7 +120,7 @@ class Policies:
                 work.restored()
         elif model.status == "done" and model.result is not None:
             work.saved(run.began, model.result.seconds, model.result.frozen_seconds or 0.0)
-        elif model.cause == "hibernate":
+        elif model.cause == "hibernate" or (model.cause == "cull" and _is_in_use(model)):
             work.put_off(self.settings.retry)
         elif model.cause != "user":
             work.failed(self.settings.retry)
@@ -228,13 +228,13 @@ class Policies:
             if due[0] > time.monotonic():
                 self._alarms.set_by(work, due[0])
             elif self._keeper.running(work.kernel.kernel_id) is None:
-                await self.save(work, due[1])
+                await self.save(work, due[1], hibernate=due[1] == "hibernate")
             # else: looked at again when the operation ends
 
-    async def save(self, work: Work, reason: str) -> bool:
+    async def save(self, work: Work, reason: str, *, hibernate: bool = False) -> bool:
         """Save a kernel now and wait for the end; whether there is a state of it.
 
-        Never raises: what went wrong was told.
+        Never raises: what went wrong was told. ``hibernate``: end its process then.
         """
         keeper, kernel_id = self._keeper, work.kernel.kernel_id
         if await keeper.ability.error() is not None:
@@ -243,8 +243,8 @@ class Policies:
         before = _activity(keeper.kernel_manager, work)
         touched = work.touched_at
         try:
-            if reason == "hibernate":
-                await keeper.hibernation.hibernate(kernel_id)
+            if hibernate:
+                await keeper.hibernation.hibernate(kernel_id, reason)
             else:
                 await keeper.save(kernel_id, reason=reason)
         except CkptError as error:
@@ -266,6 +266,11 @@ class Policies:
     def _tell(self, work: Work, path: str | None, reason: str, message: str) -> None:
         if work.failures == 1 or reason in ("shutdown", "preemption", "cull"):
             self._keeper.announce.autosave_failed(work.kernel.kernel_id, path, reason, message)
+
+
+def _is_in_use(operation: Operation) -> bool:
+    """Whether a kernel was not saved because somebody uses it."""
+    return operation.error is not None and operation.error.reason == "busy"
 
 
 def _activity(kernel_manager: Any, work: Work) -> tuple[Any, Any]:

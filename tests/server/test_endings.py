@@ -6,11 +6,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.harness.client import wait_for
-from tests.harness.node import Node
+from tests.harness.node import REPOSITORY, Node
 from tests.harness.server import Home, JupyterServer, shared_folder
+from tests.server.rest import Api
 
 
 def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home) -> None:
@@ -100,13 +102,55 @@ def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
         device.unlink(missing_ok=True)
 
 
-def test_a_culled_kernel_is_saved_first_and_comes_back(home: Home) -> None:
-    culler: dict[str, dict[str, Any]] = {
-        "MappingKernelManager": {
-            "cull_idle_timeout": 2, "cull_interval": 1, "cull_connected": True,
+CULLER: dict[str, dict[str, Any]] = {
+    "MappingKernelManager": {"cull_idle_timeout": 2, "cull_interval": 1, "cull_connected": True}
+}
+
+
+@pytest.mark.root
+def test_a_culled_kernel_comes_back_when_its_notebook_is_touched(shared: Path) -> None:
+    home = Home(shared / "home")
+    hurried = {
+        "ServerApp": {
+            "shutdown_no_activity_timeout": 3,
+            "jpserver_extensions": {"tests.harness.hurried": True},
         }
-    }  # fmt: skip
-    with JupyterServer(home, config=culler) as server:
+    }
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    with (
+        Node("node-a", [shared]) as node,
+        JupyterServer(home, node=node, config=CULLER | hurried, environment=environment) as server,
+    ):
+        api, path = Api(server), home.add_notebook("book.ipynb")
+        kernel = server.client.start(path)
+        kernel.run("x = 41")
+        process = psutil.Process(server.host_pid(kernel.pid))
+
+        def sleeps() -> bool:
+            return bool(api.get(f"/kernels/{kernel.id}")["execution_state"] == "hibernated")
+
+        wait_for("it is culled", sleeps, 60)
+        assert not process.is_running()
+        assert server.client.states()[0]["reason"] == "cull"
+        assert server.client.lost() == []  # nothing to ask about
+        # Run a cell on the page that is open; open the notebook on another.
+        assert kernel.run("print(x + 1)") == "42"
+        wait_for("it is culled again", sleeps, 60)
+        page = server.client.start(path)
+        assert page.id == kernel.id
+        assert page.run("print(x + 1)") == "42"
+        # Such a kernel does not keep a server alive that stops when nobody uses it.
+        server._popen.wait(60)
+        assert "Only hibernated kernels" in server.log()
+    with Node("node-b", [shared]) as node, JupyterServer(home, node=node) as server:
+        (lost,) = server.client.wait_lost(1)
+        assert (lost["kernel_id"], lost["why"]) == (kernel.id, "hibernated")
+        server.client.restore_lost(kernel.id)
+        assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+
+
+def test_a_culled_kernel_is_saved_first_and_offered(home: Home) -> None:
+    with JupyterServer(home, config={"AutoSave": {"cull_action": "end"}} | CULLER) as server:
         kernel = server.client.start(home.add_notebook("book.ipynb"))
         unsavable = server.client.start(home.add_notebook("other.ipynb"))
         kernel.run("x = 41")
