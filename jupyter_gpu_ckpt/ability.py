@@ -15,12 +15,17 @@ from .capture.node import NodeInfo, node_info
 from .capture.preflight import check_node, check_restore, kernel_and_descendants
 from .capture.protocol import Probe
 from .errors import CkptError
+from .gpus.asking import inventory
+from .gpus.checks import checks
+from .gpus.inventory import GpuUse
 from .models import Difference, Doctor, DoctorCheck
 from .operations import in_thread
 from .store import StateRecord
 
 #: Seconds for which a probe's answer is believed.
 _PROBE_AGE: Final = 60.0
+#: Seconds for which a node's GPUs are taken to be the same, where nobody asks how they are.
+_GPU_AGE: Final = 600.0
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
@@ -63,6 +68,11 @@ class Ability:
         check_node(probe)
         return probe
 
+    @staticmethod
+    async def node(probe: Probe) -> NodeInfo:
+        """This node, as its states describe it."""
+        return await in_thread(lambda: node_info(probe, inventory(_GPU_AGE)))
+
     async def error(self) -> CkptError | None:
         """Why this node cannot capture; ``None`` when it can."""
         try:
@@ -93,6 +103,7 @@ class Ability:
 
         def look() -> list[Difference]:
             ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
+            use = msgspec.convert(meta.gpu, GpuUse | None)
             return check_restore(
                 probe=probe,
                 saved=msgspec.convert(meta.node, NodeInfo),
@@ -102,6 +113,8 @@ class Ability:
                 pids=meta.pids,
                 listeners=[(ip, meta.connection[name]) for name in _PORTS],
                 ending=ending,
+                gpu_use=use,
+                inventory=inventory() if use is not None else None,
             )
 
         other = {True: "rollback", False: "new", None: "-"}[beside]
@@ -121,9 +134,10 @@ class Ability:
             probe: Probe | CkptError = await self.native().probe()
         except CkptError as error:
             probe = error
+        gpus = checks(await in_thread(inventory, 0.0))
         try:
             of_store = await in_thread(check_store)
         except CkptError as error:
-            return describe.doctor(probe, error)
+            return describe.doctor(probe, error, gpus)
         usable = DoctorCheck("store", "ok", "The store can be used.")
-        return describe.doctor(probe, None, [usable, *of_store])
+        return describe.doctor(probe, None, [usable, *of_store, *gpus])

@@ -183,7 +183,7 @@ def _node(node: dict[str, Any]) -> Node:
         kernel_release=str(node.get("kernel_release", "")),
         cpu=str(node.get("cpu_model", "")),
         criu=node.get("criu"),
-        gpus=list(node.get("gpus") or []),
+        gpus=[str(gpu.get("name", "")) for gpu in node.get("gpus") or []],
     )
 
 

@@ -20,7 +20,6 @@ from .capture.contents import Survey
 from .capture.estimate import state_size
 from .capture.explain import links_collided
 from .capture.native import KernelCapture
-from .capture.node import node_info
 from .capture.pagemap import PageFile, page_files
 from .capture.preflight import check_save
 from .capture.protocol import DumpResult, Probe
@@ -289,7 +288,7 @@ class Save:
     ) -> StateMeta:
         """What must be known about the state beside its images."""
         kernel, km = self._kernel, self._kernel.km
-        node = await in_thread(node_info, probe)
+        node = await self._keeper.ability.node(probe)
         if kernel.watch is None:
             raise CkptError("cancelled", "The kernel was shut down meanwhile.")
         # By now what the kernel published before it was frozen has arrived.

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ..gpus.inventory import GpuInfo, Inventory
 from ..models import Difference
 from .elf import build_id
 from .images import MappedFile
@@ -49,7 +50,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
     libc: str | None
     criu: str | None
     driver: str | None = None
-    gpus: list[str] = []
+    gpus: list[GpuInfo] = []
+    cuda: int | None = None
 
 
 def node_id() -> str:
@@ -58,8 +60,12 @@ def node_id() -> str:
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=12).hexdigest()
 
 
-def node_info(probe: Probe | None = None) -> NodeInfo:
-    """This node's fingerprint, stored with every state; ``probe`` adds the CRIU version."""
+def node_info(probe: Probe | None = None, inventory: Inventory | None = None) -> NodeInfo:
+    """This node's fingerprint, stored with every state.
+
+    ``probe`` adds the CRIU version, ``inventory`` the GPUs and their driver.
+    """
+    inventory = inventory or Inventory()
     model, flags = _cpu()
     return NodeInfo(
         id=node_id(),
@@ -73,6 +79,9 @@ def node_info(probe: Probe | None = None) -> NodeInfo:
         cpu_flags=list(flags),
         libc=_libc(),
         criu=probe.criu.version if probe is not None and probe.criu is not None else None,
+        driver=inventory.driver,
+        gpus=[gpu.info for gpu in inventory.gpus],
+        cuda=inventory.cuda,
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from ..errors import CkptError
+from ..gpus.fit import fit
+from ..gpus.inventory import GpuUse, Inventory
 from ..models import Difference
 from . import procfs
 from .images import MappedFile
@@ -77,6 +79,8 @@ def check_restore(
     pids: Sequence[int] = (),
     listeners: Sequence[tuple[str, int]] = (),
     ending: Collection[int] = (),
+    gpu_use: GpuUse | None = None,
+    inventory: Inventory | None = None,
 ) -> list[Difference]:
     """What a restore would meet here; called before every restore and to show a state.
 
@@ -96,7 +100,11 @@ def check_restore(
         Addresses and TCP ports that the state listens on, from :func:`.images.inet_listeners`.
     ending
         Processes that will have ended by then: the kernel that is rolled back, with its
-        descendants. Their PIDs and ports count as free.
+        descendants. Their PIDs, ports and GPU memory count as free.
+    gpu_use
+        What the state has of GPUs.
+    inventory
+        This node's GPUs.
 
     Returns
     -------
@@ -111,6 +119,7 @@ def check_restore(
     """
     check_node(probe)
     found = differences(saved, here, mapped_files)
+    found += fit(gpu_use, inventory or Inventory(), saved.driver, ending).differences
     mapped = {file.path for file in mapped_files}
     found += _missing_files([path for path in open_files if path not in mapped])
     if not (probe.pid_namespaces and probe.can_set_pid):

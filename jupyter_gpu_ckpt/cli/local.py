@@ -8,6 +8,8 @@ from .. import describe
 from ..capture.native import KernelCapture, find_kernel_capture
 from ..capture.protocol import Probe
 from ..errors import CkptError
+from ..gpus.asking import inventory
+from ..gpus.checks import checks
 from ..models import Doctor
 
 
@@ -17,7 +19,7 @@ def examine() -> Doctor:
         found: Probe | CkptError = asyncio.run(_probe())
     except CkptError as error:
         found = error
-    return describe.doctor(found, None, [])
+    return describe.doctor(found, None, checks(inventory()))
 
 
 async def _probe() -> Probe:

@@ -40,6 +40,7 @@ class StateMeta(msgspec.Struct, kw_only=True):
     warnings: list[str] = []
     contents: dict[str, Any] | None = None
     outside: dict[str, Any] | None = None
+    gpu: dict[str, Any] | None = None
 
 
 class StateRecord(msgspec.Struct, kw_only=True):
