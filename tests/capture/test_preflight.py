@@ -20,6 +20,7 @@ from jupyter_gpu_ckpt.capture.preflight import (
 )
 from jupyter_gpu_ckpt.capture.protocol import Finding, Probe
 from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.gpus.inventory import CudaGpu, CudaProcess, GpuUse, Inventory
 
 from .conftest import RunningKernel
 
@@ -43,6 +44,15 @@ def test_a_node_that_cannot_capture(kernel: RunningKernel, probe: Probe) -> None
     with pytest.raises(CkptError) as caught:
         check_restore(probe=other, saved=node_info(), here=node_info(), mapped_files=[])
     assert caught.value.reason == "cannot_capture"
+
+
+def test_gpu_memory_on_a_node_without_gpus(probe: Probe) -> None:
+    use = GpuUse([CudaProcess(1, memory_bytes=2 * 10**9)], [CudaGpu("GPU-1", "H100", 80 * 10**9)])
+    here = node_info(probe, Inventory())
+    found = check_restore(probe=probe, saved=here, here=here, mapped_files=[], gpu_use=use)
+    assert found[0].blocking
+    assert found[0].message.startswith("The kernel has 2.0 GB of GPU memory, and this node has no")
+    assert not check_restore(probe=probe, saved=here, here=here, mapped_files=[])
 
 
 def test_a_dead_kernel(kernel: RunningKernel, probe: Probe) -> None:
