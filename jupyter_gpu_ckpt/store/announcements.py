@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from .clocks import uptime
 from .layout import make_private_dir
 from .remote import RemoteFiles, RemoteOwner
 
@@ -46,13 +46,14 @@ class Announcements:
     def __init__(self, remote: RemoteOwner, locks: Path) -> None:
         self._remote = remote
         self._locks = locks
+        self._now = RemoteFiles(remote).now
         #: When processes were first seen to be dead, by the ids of what they announced.
         self._dead: dict[str, float] = {}
 
     @contextmanager
     def made(self, pack_ids: list[str]) -> Iterator[None]:
         """Announce that these packs may be removed; stays behind where something failed."""
-        now = RemoteFiles(self._remote).now()
+        now = self._now()
         for name, found in self._remote.objects.list("removing").items():
             if now - found.modified > _VOID_SECONDS:
                 self._remote.forget(name)
@@ -79,7 +80,7 @@ class Announcements:
         found = self._remote.objects.list("removing")
         if not found:
             return set()
-        now = RemoteFiles(self._remote).now()
+        now = self._now()
         packs: set[str] = set()
         for name, entry in found.items():
             if now - entry.modified >= _VOID_SECONDS or self._is_of_the_dead(Path(name).stem):
@@ -106,7 +107,7 @@ class Announcements:
             return False
         finally:
             os.close(fd)
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now = uptime()
         if now - self._dead.setdefault(name, now) < _DEAD_SECONDS:
             return False
         if self._remote.forget(f"removing/{name}.json"):

@@ -24,6 +24,7 @@ import msgspec
 
 from ..errors import CkptError
 from .backend import cancelled
+from .clocks import uptime
 from .objects import Found
 from .remote import RemoteFiles, RemoteOwner
 
@@ -51,6 +52,7 @@ class Claims:
 
     def __init__(self, remote: RemoteOwner) -> None:
         self._remote = remote.hasty(attempts=3)
+        self._now = RemoteFiles(self._remote).now
 
     @contextmanager
     def held(self, kernel_id: str, stop: threading.Event | None = None) -> Iterator[Claim]:
@@ -115,7 +117,7 @@ class Claims:
         names = [name for name in found if name.endswith(".json")]
         if not names:
             return []
-        now = RemoteFiles(self._remote).now()
+        now = self._now()
         void = {name for name in names if now - found[name].modified > _STALE_SECONDS}
         for name in void:
             self._remote.forget(name)
@@ -127,11 +129,11 @@ class Claim:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._began = uptime()
 
     def check(self) -> None:
         """Raise ``not_restorable`` unless the claim is still good for a while."""
-        if time.clock_gettime(time.CLOCK_BOOTTIME) - self._began > _HOLD_SECONDS:
+        if uptime() - self._began > _HOLD_SECONDS:
             raise CkptError(
                 "not_restorable",
                 "The state store answers too slowly to say whose this kernel is.",

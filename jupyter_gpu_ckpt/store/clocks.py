@@ -1,9 +1,10 @@
-"""Whose clock says when a file was written."""
+"""Clocks: whose says when a file was written, and one that goes on while a machine sleeps."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,11 @@ _ONE_CLOCK: Final = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "nfs", "nfs4", "overlay", "ramfs"}
     | {"tmpfs", "xfs", "zfs"}
 )
+
+
+def uptime() -> float:
+    """Seconds since this machine was started, those that it slept among them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def has_one_clock(folder: Path) -> bool:

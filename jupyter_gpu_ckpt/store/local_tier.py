@@ -27,13 +27,18 @@ from .seal import manifest_packs
 _STALE_SECONDS: Final = 3600.0
 
 
+class _Known(msgspec.Struct):
+    version: str
+    blake3: str
+
+
 class LocalTier:
     """What the local tier of one owner knows about the remote one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "tier"
         self.store_file = folder / "store.json"
-        self.manifests = self.folder / "manifests"
+        self._manifests = self.folder / "manifests"
         self.removing = self.folder / "removing"
         self._durable = self.folder / "durable"
         self._incoming = self.folder / "incoming"
@@ -92,7 +97,22 @@ class LocalTier:
     def forget(self, state_id: str) -> None:
         """The remote tier holds it no more."""
         (self._durable / state_id).unlink(missing_ok=True)
-        (self.manifests / state_id).unlink(missing_ok=True)
+        (self._manifests / state_id).unlink(missing_ok=True)
+
+    def note_manifest(self, state_id: str, version: str, data: bytes) -> None:
+        """The remote tier has this manifest, and lists it with that version."""
+        known = msgspec.json.encode(_Known(version, blake3(data).hexdigest()))
+        with suppress(OSError):
+            make_private_dir(self._manifests)
+            self.write(self._manifests / state_id, known)
+
+    def is_manifest(self, state_id: str, version: str, data: bytes) -> bool:
+        """Whether the remote tier has exactly this manifest, if it lists that version."""
+        try:
+            known = msgspec.json.decode((self._manifests / state_id).read_bytes(), type=_Known)
+        except (OSError, msgspec.DecodeError):
+            return False
+        return known == _Known(version, blake3(data).hexdigest())
 
     # -- packs -----------------------------------------------------------------------------
 
@@ -178,36 +198,3 @@ class LocalTier:
                 yield True
         finally:
             os.close(fd)
-
-
-class _Known(msgspec.Struct):
-    version: str
-    blake3: str
-
-
-class ManifestCopies:
-    """Which manifests here are, byte for byte, those that the remote tier lists.
-
-    Parameters
-    ----------
-    tier
-        The local tier.
-    """
-
-    def __init__(self, tier: LocalTier) -> None:
-        self._tier = tier
-
-    def note(self, state_id: str, version: str, data: bytes) -> None:
-        """The remote tier has this manifest, and lists it with that version."""
-        known = msgspec.json.encode(_Known(version, blake3(data).hexdigest()))
-        with suppress(OSError):
-            make_private_dir(self._tier.manifests)
-            self._tier.write(self._tier.manifests / state_id, known)
-
-    def is_same(self, state_id: str, version: str, data: bytes) -> bool:
-        """Whether the remote tier has exactly this manifest, if it lists that version."""
-        try:
-            known = msgspec.json.decode((self._tier.manifests / state_id).read_bytes(), type=_Known)
-        except (OSError, msgspec.DecodeError):
-            return False
-        return known == _Known(version, blake3(data).hexdigest())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import CkptError
+from .clocks import uptime
 from .damage import Damaged
 from .layout import make_private_dir
 from .local_files import delete_state
-from .local_tier import LocalTier, ManifestCopies
+from .local_tier import LocalTier
 from .objects import Found
 from .owner import OwnerStore
 from .remote import Listed, RemoteFiles, RemoteOwner
@@ -54,7 +54,6 @@ class Mirror:
         self._remote = remote
         self._hasty = remote.hasty()
         self._tier = tier
-        self._copies = ManifestCopies(tier)
         self._unsent = unsent
         self._lock = threading.Lock()
         self._seen: dict[str, str] = {}
@@ -89,7 +88,7 @@ class Mirror:
         with self._lock:
             if self._tier.confirmed():
                 return True
-            if self.problem is not None and _now() < self._rest_until:
+            if self.problem is not None and uptime() < self._rest_until:
                 raise self.problem
             try:
                 found = self._hasty.maybe("store.json")
@@ -141,7 +140,7 @@ class Mirror:
         failed is left alone for some seconds, so that not every list waits for it.
         """
         with self._lock:
-            began = _now()
+            began = uptime()
             if began < self._rest_until or (not now and began - self._refreshed < _FRESH):
                 return
             try:
@@ -155,14 +154,14 @@ class Mirror:
             else:
                 self.problem = None
                 self._rest = _FIRST_REST
-                self._refreshed = _now()
+                self._refreshed = uptime()
 
     def stale(self) -> float:
         """Seconds for which the remote tier could not be read; 0 if it can."""
         with self._lock:
             if self.problem is None:
                 return 0.0
-            return _now() - self._refreshed
+            return uptime() - self._refreshed
 
     def version(self, name: str) -> str | None:
         """What is known of a small object's version."""
@@ -175,7 +174,7 @@ class Mirror:
 
     def _failed(self, error: CkptError) -> None:
         self.problem = error
-        self._rest_until = _now() + self._rest
+        self._rest_until = uptime() + self._rest
         self._rest = min(2 * self._rest, _LONGEST_REST)
 
     def _refresh(self, owner: OwnerStore) -> None:
@@ -214,7 +213,7 @@ class Mirror:
             # Durable first: or an upload might begin of what came from there.
             self._tier.set_durable(state)
             self._tier.write(path, data)
-            self._copies.note(state, found.version, data)
+            self._tier.note_manifest(state, found.version, data)
 
     def _bring(self, name: str, path: Path, found: Found) -> None:
         data = self._hasty.maybe(name)
@@ -251,11 +250,6 @@ class Mirror:
                 (owner.kernels / parts[1] / "kernel.json").unlink(missing_ok=True)
                 del self._seen[name]
                 self._modified.pop(name, None)
-
-
-def _now() -> float:
-    """Seconds that go on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _bound(work: Callable[..., None], *arguments: object) -> Callable[[], None]:

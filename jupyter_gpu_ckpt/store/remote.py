@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from .clocks import uptime
 from .layout import is_kernel_id, is_state_id
 from .objects import Found, Missing, Objects
 from .packs import is_pack_id, pack_key
@@ -19,7 +19,7 @@ from .sweep import PackSeen, Present
 
 if TYPE_CHECKING:
     from .announcements import Announcements
-    from .local_tier import ManifestCopies
+    from .local_tier import LocalTier
 
 _FRESH_SECONDS: Final = 3600.0
 _BEAT_SECONDS: Final = 240.0
@@ -177,21 +177,21 @@ class RemoteFiles:
         The owner's objects.
     announcements
         Needed to remove something.
-    copies, path
-        Manifests in the local tier, where they cost no request to read, and where that of a
-        kernel's state is.
+    tier, path
+        The local tier, where manifests cost no request to read, and where that of a kernel's
+        state is.
     """
 
     def __init__(
         self,
         remote: RemoteOwner,
         announcements: Announcements | None = None,
-        copies: ManifestCopies | None = None,
+        tier: LocalTier | None = None,
         path: Callable[[str, str], Path] | None = None,
     ) -> None:
         self._remote = remote
         self._announcements = announcements
-        self._copies = copies
+        self._tier = tier
         self._path = path
         self._objects = remote.objects
         self._states: dict[str, tuple[str, Found]] = {}
@@ -202,12 +202,9 @@ class RemoteFiles:
         if self._now is None:
             name = f"now/{secrets.token_hex(8)}"
             self._objects.put(name, b"now", check=False)
-            self._now = (
-                self._objects.list("now")[name].modified,
-                time.clock_gettime(time.CLOCK_BOOTTIME),
-            )
+            self._now = (self._objects.list("now")[name].modified, uptime())
             self._remote.forget(name)
-        return self._now[0] + time.clock_gettime(time.CLOCK_BOOTTIME) - self._now[1]
+        return self._now[0] + uptime() - self._now[1]
 
     def packs(self) -> Iterator[PackSeen]:
         """See :class:`~.sweep.StoreFiles`."""
@@ -224,14 +221,14 @@ class RemoteFiles:
         """See :class:`~.sweep.StoreFiles`."""
         kernel, found = self._states[state_id]
         here: bytes | None = None
-        if self._copies is not None and self._path is not None:
+        if self._tier is not None and self._path is not None:
             with suppress(OSError):
                 here = self._path(kernel, state_id).read_bytes()
-                if self._copies.is_same(state_id, found.version, here):
+                if self._tier.is_manifest(state_id, found.version, here):
                     return here
         data = self._remote.maybe(self._remote.manifest_name(kernel, state_id))
-        if self._copies is not None and data is not None and data == here:
-            self._copies.note(state_id, found.version, data)
+        if self._tier is not None and data is not None and data == here:
+            self._tier.note_manifest(state_id, found.version, data)
         return data
 
     def deleted(self) -> Iterator[tuple[str, float]]:

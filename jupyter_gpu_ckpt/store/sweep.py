@@ -23,12 +23,12 @@ still come to pass.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple, Protocol
 
 from ..errors import CkptError
+from .clocks import uptime
 from .records import FORMAT, GcResult
 from .seal import manifest_format, manifest_packs
 
@@ -121,7 +121,7 @@ def sweep(
     OSError
         A file cannot be read or removed.
     """
-    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = uptime()
     now = files.now()
     notes = dict(files.deleted())
     packs = [pack for pack in files.packs() if pack.modified <= now - grace_seconds]
@@ -144,13 +144,13 @@ def sweep(
         for state_id, _ in files.deleted():
             if state_id not in notes:
                 needed |= needs.of_note(state_id)
-        if time.clock_gettime(time.CLOCK_BOOTTIME) - began > _LONGEST_LOOK:
+        if uptime() - began > _LONGEST_LOOK:
             raise CkptError(
                 "store_unavailable",
                 "The state store answers too slowly to be tidied up; nothing was removed.",
             )
         for pack in garbage:
-            late = time.clock_gettime(time.CLOCK_BOOTTIME) - began > _LONGEST_REMOVAL
+            late = uptime() - began > _LONGEST_REMOVAL
             if late or (stop is not None and stop.is_set()):
                 return GcResult(removed, freed)
             if not _is_needed(pack.id, needed):

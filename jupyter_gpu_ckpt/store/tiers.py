@@ -25,7 +25,7 @@ from .kernel_store import Heartbeat
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
 from .local_files import LocalFiles
-from .local_tier import LocalTier, ManifestCopies
+from .local_tier import LocalTier
 from .manifest import Body
 from .marks import Marks
 from .mirror import Mirror
@@ -276,7 +276,7 @@ class TieredStore(StateStore):
             files = RemoteFiles(
                 self._remote,
                 Announcements(self._remote, self._tier.removing),
-                ManifestCopies(self._tier),
+                self._tier,
                 None if owner is None else owner.manifest,
             )
             there = sweep(files, grace_seconds=grace_seconds, dry_run=dry_run, stop=stop)

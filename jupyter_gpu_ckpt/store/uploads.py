@@ -14,7 +14,7 @@ from ..errors import CkptError
 from .announcements import Announcements
 from .blobreader import check_pack
 from .damage import Damaged
-from .local_tier import LocalTier, ManifestCopies
+from .local_tier import LocalTier
 from .owner import OwnerStore
 from .packs import LocalPacks
 from .remote import RemoteOwner
@@ -84,7 +84,6 @@ class Uploader:
         self._tier = tier
         self._remote = remote
         self._removals = Announcements(remote, tier.removing)
-        self._copies = ManifestCopies(tier)
         self._parallel = parallel
         self._rate = _Rate(bandwidth)
         self._on_durable = on_durable
@@ -239,7 +238,7 @@ class Uploader:
             self._tier.set_durable(state.state_id)
             with suppress(CkptError):  # a collection reads it there then
                 if (version := remote.version(name)) is not None:
-                    self._copies.note(state.state_id, version, data)
+                    self._tier.note_manifest(state.state_id, version, data)
             try:
                 self._manifest(state)
             except Gone:
