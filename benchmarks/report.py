@@ -25,14 +25,11 @@ class Row:
     theirs: list[float]
     limit: str
     unit: Literal["s", "MB", ""] = "s"
-    #: So many measurements in a row are of the same processes.
-    group: int = 1
 
     @property
     def ratio(self) -> Interval:
         """Median of the ratios of measurements taken one right after the other."""
-        ratios = [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
-        return interval([ratios[n : n + self.group] for n in range(0, len(ratios), self.group)])
+        return interval([[a / b] for a, b in zip(self.ours, self.theirs, strict=True)])
 
     @property
     def verdict(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -206,17 +206,16 @@ def is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def mapped_ids(images_dir: Path, *, code: bool = False) -> set[int]:
-    """Ids of the files that the tree maps or executes, with ``code`` only of those with code."""
-    found: set[int] = set()
+def mapped_ids(images_dir: Path) -> dict[int, bool]:
+    """Ids of the files that the tree maps or executes, and of each whether it is code."""
+    found: dict[int, bool] = {}
     for path in images_dir.glob("mm-*.img"):
         for entry in read_image(path, "mm_entry").messages:
-            found.add(entry.exe_file_id)
-            found.update(
-                vma.shmid
-                for vma in entry.vmas
-                if vma.status & _MAPS_A_FILE and (vma.prot & mmap.PROT_EXEC or not code)
-            )
+            found[entry.exe_file_id] = True
+            for vma in entry.vmas:
+                if vma.status & _MAPS_A_FILE:
+                    is_code = bool(vma.prot & mmap.PROT_EXEC)
+                    found[vma.shmid] = found.get(vma.shmid, False) or is_code
     return found
 
 
@@ -229,7 +228,7 @@ def remapped_ids(images_dir: Path) -> set[int]:
     return {e.orig_id for e in entries} | {e.remap_id for e in entries}
 
 
-def _forget_sizes(files: Image, mapped: set[int]) -> bool:
+def _forget_sizes(files: Image, mapped: Collection[int]) -> bool:
     changed = False
     for entry in files.messages:
         if entry.type == REG and entry.id not in mapped and entry.reg.HasField("size"):

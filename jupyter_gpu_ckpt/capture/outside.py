@@ -147,7 +147,7 @@ def _connections(peers: Sequence[Peer], own_ports: Collection[int]) -> list[Outs
 
 def _files(images_dir: Path, opened: Image, exclude: Sequence[str]) -> list[tuple[str, _Use]]:
     """Path and use of the files that the tree writes or maps, and that are not in the state."""
-    data = mapped_ids(images_dir) - mapped_ids(images_dir, code=True)
+    data = {id_ for id_, is_code in mapped_ids(images_dir).items() if not is_code}
     nameless = remapped_ids(images_dir)
     exclude = [os.path.realpath(directory) for directory in exclude]
     found: dict[str, set[_Use]] = {}

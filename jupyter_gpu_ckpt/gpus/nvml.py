@@ -32,9 +32,7 @@ def main(path: list[str]) -> None:
                 found["gpus"].append(_gpu(nv, index))
             except nv.NVMLError as error:
                 found["broken"].append(f"GPU {index}: {error}")
-    except nv.NVMLError_LibraryNotFound:
-        found = {}
-    except nv.NVMLError_DriverNotLoaded:
+    except (nv.NVMLError_LibraryNotFound, nv.NVMLError_DriverNotLoaded):
         found = {}
     except nv.NVMLError as error:
         found = {"error": str(error)}
