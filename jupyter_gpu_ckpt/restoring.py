@@ -318,14 +318,14 @@ class Restore:
         return kernel
 
     async def _connect(self, run: Run, kernel: TrackedKernel) -> None:
-        """Wait until the server's sockets are back, so that no output is lost."""
+        """Wait until the server's sockets are back, so that no output or reply is lost."""
         run.phase("connecting", 0.9)
         km, meta = kernel.km, self._meta
         km.execution_state = meta.execution_state
         first_request(km, meta.language, self._environment(km))
-        expected = self._keeper.roster.subscribers(kernel.kernel_id)
+        expected = self._keeper.roster.sockets(kernel.kernel_id)
         ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
-        there = await wait_for_peers(ip, km.iopub_port, expected, timeout=self._keeper.hold_timeout)
+        there = await wait_for_peers(ip, expected, timeout=self._keeper.hold_timeout)
         if not there:
             self._warnings.append("Output right after the restore may be missing.")
         km.execution_state = meta.execution_state

@@ -76,16 +76,22 @@ class Roster:
             raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")
         return kernel
 
-    def subscribers(self, kernel_id: str) -> int:
-        """How many sockets of this server listen to the kernel's output; for restores."""
+    def sockets(self, kernel_id: str) -> dict[int, int]:
+        """How many sockets of this server each port of the kernel serves; for restores."""
         km = self._kernel_manager.get_kernel(kernel_id)
-        count = int(self._kernel_manager._kernel_connections.get(kernel_id, 0))
-        count += getattr(km, "_activity_stream", None) is not None
-        count += kernel_id in self._kernel_manager._kernel_buffers
+        # A page has one for each channel, also while its messages are kept for when it is back.
+        pages = int(self._kernel_manager._kernel_connections.get(kernel_id, 0))
+        pages += kernel_id in self._kernel_manager._kernel_buffers
         kernel = self._tracker.get(kernel_id)
         watch = kernel.watch if kernel is not None else None
-        count += watch is not None and watch.has_own_socket
-        return count
+        subscribers = pages + (getattr(km, "_activity_stream", None) is not None)
+        subscribers += watch is not None and watch.has_own_socket
+        return {
+            km.iopub_port: subscribers,
+            km.shell_port: pages,
+            km.stdin_port: pages,
+            km.control_port: pages,
+        }
 
     async def is_pristine(self, kernel_id: str) -> bool:
         """Whether nobody would miss this kernel: it ran nothing and has no state."""

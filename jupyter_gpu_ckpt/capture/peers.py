@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,19 +16,20 @@ _POLL: Final = 0.01  # seconds between looks at the table
 
 
 async def wait_for_peers(
-    ip: str, port: int, count: int, *, timeout: float, settle: float = 0.05
+    ip: str, counts: Mapping[int, int], *, timeout: float, settle: float = 0.05
 ) -> bool:
-    """Wait until ``count`` peers are connected to a port of the kernel and have been served.
+    """Wait until peers are connected to the kernel's ports and have been served.
 
-    Called by the provisioner while a restored kernel's main thread is held: subscribers
-    reconnect on their own, and what the kernel publishes before that is lost.
+    Called by the provisioner while a restored kernel's main thread is held. Each socket of the
+    server reconnects on its own, at a moment of its own; what the kernel publishes, replies or
+    asks before that is lost.
 
     Parameters
     ----------
-    ip, port
-        The kernel's address and one of its TCP ports (iopub).
-    count
-        Connections to wait for.
+    ip
+        The kernel's address.
+    counts
+        For TCP ports of the kernel, how many connections to wait for.
     timeout
         Seconds.
     settle
@@ -42,9 +44,9 @@ async def wait_for_peers(
     deadline = time.monotonic() + timeout
     since: float | None = None
     while True:
-        queues = receive_queues(ip, port)
+        queues = {port: receive_queues(ip, port) for port in counts}
         now = time.monotonic()
-        if len(queues) >= count and not any(queues):
+        if all(len(queues[port]) >= counts[port] and not any(queues[port]) for port in counts):
             since = now if since is None else since
             if now - since >= settle:
                 return True

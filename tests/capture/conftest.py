@@ -126,7 +126,7 @@ class RunningKernel:
     def wait_for_reconnection(self) -> None:
         """A client subscribes again only while its program looks at the socket, as servers do."""
         subscriber = self.client.iopub_channel.socket
-        peers = wait_for_peers(self.client.ip, self.client.iopub_port, 1, timeout=10)
+        peers = wait_for_peers(self.client.ip, {self.client.iopub_port: 1}, timeout=10)
         with ThreadPoolExecutor(1) as executor:
             waiting = executor.submit(asyncio.run, peers)
             while not waiting.done():

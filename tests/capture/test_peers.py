@@ -29,18 +29,18 @@ def test_peers(family: socket.AddressFamily, address: str, peer: str) -> None:
         server.listen()
         port = server.getsockname()[1]
         assert receive_queues(peer, port) == []
-        assert asyncio.run(wait_for_peers(peer, port, 0, timeout=1))
-        assert not asyncio.run(wait_for_peers(peer, port, 1, timeout=0.05))
+        assert asyncio.run(wait_for_peers(peer, {port: 0}, timeout=1))
+        assert not asyncio.run(wait_for_peers(peer, {port: 1}, timeout=0.05))
         with socket.create_connection((peer, port)) as first, server.accept()[0] as accepted:
-            assert asyncio.run(wait_for_peers(peer, port, 1, timeout=5))
-            assert not asyncio.run(wait_for_peers(peer, port, 2, timeout=0.05))
+            assert asyncio.run(wait_for_peers(peer, {port: 1}, timeout=5))
+            assert not asyncio.run(wait_for_peers(peer, {port: 2}, timeout=0.05))
             first.sendall(b"subscribe")
             deadline = time.monotonic() + 5
             while receive_queues(peer, port) != [9]:
                 assert time.monotonic() < deadline
-            assert not asyncio.run(wait_for_peers(peer, port, 1, timeout=0.2)), "not served yet"
+            assert not asyncio.run(wait_for_peers(peer, {port: 1}, timeout=0.2)), "not served yet"
             accepted.recv(100)
-            assert asyncio.run(wait_for_peers(peer, port, 1, timeout=5))
+            assert asyncio.run(wait_for_peers(peer, {port: 1}, timeout=5))
 
 
 def test_they_must_stay_for_a_while() -> None:
@@ -51,9 +51,23 @@ def test_they_must_stay_for_a_while() -> None:
     ):
         port = server.getsockname()[1]
         began = time.monotonic()
-        assert asyncio.run(wait_for_peers("127.0.0.1", port, 1, timeout=5, settle=0.3))
+        assert asyncio.run(wait_for_peers("127.0.0.1", {port: 1}, timeout=5, settle=0.3))
         assert time.monotonic() - began >= 0.3
-        assert not asyncio.run(wait_for_peers("127.0.0.1", port, 1, timeout=0.1, settle=0.5))
+        assert not asyncio.run(wait_for_peers("127.0.0.1", {port: 1}, timeout=0.1, settle=0.5))
+
+
+def test_every_port_is_waited_for() -> None:
+    """The sockets of one page reconnect at different moments, in any order."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as shell,
+        socket.create_server(("127.0.0.1", 0)) as iopub,
+        socket.create_connection(iopub.getsockname()),
+        iopub.accept()[0],
+    ):
+        counts = {server.getsockname()[1]: 1 for server in (iopub, shell)}
+        assert not asyncio.run(wait_for_peers("127.0.0.1", counts, timeout=0.2))
+        with socket.create_connection(shell.getsockname()), shell.accept()[0]:
+            assert asyncio.run(wait_for_peers("127.0.0.1", counts, timeout=5))
 
 
 def test_noise_between_events_is_skipped() -> None:
