@@ -7,15 +7,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda_driver.h"
+
 const char args_usage[] =
     "usage: kernel-capture probe\n"
     "       kernel-capture run --log FILE [--env-fd N] -- COMMAND...\n"
     "       kernel-capture dump --pid PID --images-dir DIR [--timeout S] [--ghost-limit BYTES]\n"
     "                      [--leave running|stopped|killed] [--window-dir DIR]...\n"
-    "                      [--window-timeout S]\n"
+    "                      [--window-timeout S] [--gpu-timeout S]\n"
     "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
-    "                      [--stream]\n"
+    "                      [--stream] [--gpu-map OLD=NEW]... [--gpu-timeout S]\n"
     "       kernel-capture --version | --help\n";
 
 static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
@@ -35,6 +37,8 @@ enum option {
     OPT_HOLD_TIMEOUT,
     OPT_PID_NAMESPACE,
     OPT_STREAM,
+    OPT_GPU_TIMEOUT,
+    OPT_GPU_MAP,
 };
 
 static const struct {
@@ -57,6 +61,8 @@ static const struct {
     {"--hold-timeout", OPT_HOLD_TIMEOUT, true, 1u << ARGS_RESTORE},
     {"--pid-namespace", OPT_PID_NAMESPACE, true, 1u << ARGS_RESTORE},
     {"--stream", OPT_STREAM, false, 1u << ARGS_RESTORE},
+    {"--gpu-timeout", OPT_GPU_TIMEOUT, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
+    {"--gpu-map", OPT_GPU_MAP, true, 1u << ARGS_RESTORE},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -96,6 +102,20 @@ static bool parse_word(const char *text, const char *const *words, unsigned coun
             return true;
         }
     return false;
+}
+
+/* OLD=NEW, two UUIDs; an old one only once. */
+static bool parse_gpu_map(const char *text, struct args *args)
+{
+    struct cuda_gpu_pair pair;
+    if (args->gpu_map_count == ARGS_GPU_MAP_MAX || !cuda_parse_uuid(text, '=', &pair.from) ||
+        text[CUDA_UUID_TEXT - 1] != '=' || !cuda_parse_uuid(text + CUDA_UUID_TEXT, '\0', &pair.to))
+        return false;
+    for (size_t i = 0; i < args->gpu_map_count; i++)
+        if (memcmp(&args->gpu_map[i].from, &pair.from, sizeof(pair.from)) == 0)
+            return false;
+    args->gpu_map[args->gpu_map_count++] = pair;
+    return true;
 }
 
 static bool apply(struct args *args, enum option option, const char *value)
@@ -153,6 +173,10 @@ static bool apply(struct args *args, enum option option, const char *value)
     case OPT_STREAM:
         args->stream = true;
         return true;
+    case OPT_GPU_TIMEOUT:
+        return parse_seconds(value, &args->gpu_timeout);
+    case OPT_GPU_MAP:
+        return parse_gpu_map(value, args);
     }
     return false;
 }
@@ -186,6 +210,7 @@ bool args_parse(int argc, char **argv, struct args *args, struct kc_result *resu
         .window_timeout = 60.0,
         .hold_timeout = 10.0,
         .ghost_limit = 1 << 20,
+        .gpu_timeout = 30.0,
     };
     if (argc < 2 || !parse_command(argv[1], &args->command))
         return kc_fail(result, KC_USAGE, "The first argument must be a command.");

@@ -7,13 +7,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "cuda_abi.h"
 #include "result.h"
 
 enum args_command { ARGS_PROBE, ARGS_RUN, ARGS_DUMP, ARGS_RESTORE, ARGS_VERSION, ARGS_HELP };
 enum args_leave { LEAVE_RUNNING, LEAVE_STOPPED, LEAVE_KILLED };
 enum args_pidns { PIDNS_AUTO, PIDNS_NEVER, PIDNS_ALWAYS };
 
-enum { ARGS_WINDOW_DIRS_MAX = 64 };
+enum { ARGS_WINDOW_DIRS_MAX = 64, ARGS_GPU_MAP_MAX = 64 };
 
 struct args {
     enum args_command command;
@@ -32,6 +33,9 @@ struct args {
     size_t window_dir_count;
     bool hold;
     enum args_pidns pid_namespace;
+    double gpu_timeout;     /* for the GPU's work to end, or for room on it */
+    struct cuda_gpu_pair gpu_map[ARGS_GPU_MAP_MAX];
+    size_t gpu_map_count;
     bool stream;            /* images come through a socket in images_dir */
 };
 

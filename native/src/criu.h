@@ -38,6 +38,10 @@ void criu_arg(struct criu_args *args, const char *arg);
 /* What dump and restore have in common. */
 void criu_common_args(struct criu_args *args, const char *command, const char *log);
 
+/* Nothing but what is built into CRIU: a plugin for CUDA that is installed beside it does the same things
+ * as cuda.c, and knows nothing of other GPUs. */
+void criu_no_plugins(struct criu_args *args);
+
 /* Opens a folder of images: a real folder, the caller's own, not writable by others. */
 int criu_open_images(const char *path, struct kc_result *result);
 /* A small file of PIDs beside the images: tasks that were stopped by job control when they were

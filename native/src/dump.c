@@ -18,7 +18,9 @@
 
 #include "caps.h"
 #include "criu.h"
+#include "cuda.h"
 #include "guard.h"
+#include "images.h"
 #include "io.h"
 #include "json.h"
 #include "pidns.h"
@@ -37,6 +39,7 @@ struct dump {
     struct criu criu;
     struct criu_process process;
     struct guard guard;
+    struct cuda cuda;
     struct tree before;     /* the tree when all was well */
     struct tree frozen;     /* the tree after CRIU */
     pid_t pid;              /* in the namespace that CRIU runs in */
@@ -87,27 +90,6 @@ static bool examine(struct dump *dump)
     return check_tasks(dump);
 }
 
-static uint64_t image_bytes(const struct dump *dump, bool pages_only)
-{
-    int fd = openat(dump->images, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
-        return 0;
-    }
-    uint64_t sum = 0;
-    for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        struct stat info;
-        if (pages_only && strncmp(entry->d_name, "pages-", 6) != 0)
-            continue;
-        if (fstatat(dirfd(dir), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-            S_ISREG(info.st_mode))
-            sum += (uint64_t)info.st_size;
-    }
-    closedir(dir);
-    return sum;
-}
-
 static bool start_criu(struct dump *dump)
 {
     static char pid[16];
@@ -121,6 +103,8 @@ static bool start_criu(struct dump *dump)
     criu_arg(&args, pid);
     criu_arg(&args, "--ghost-limit");
     criu_arg(&args, ghost_limit);
+    if (dump->cuda.shared != NULL)
+        criu_no_plugins(&args);
     if (!criu_spawn(&dump->criu, &args, dump->images, &dump->process, &dump->result))
         return false;
     /* Only under guard does CRIU begin. */
@@ -177,7 +161,7 @@ static void report_progress(const struct dump *dump)
 {
     static struct json json;
     json_begin(&json, "progress");
-    json_int(&json, "bytes", (int64_t)image_bytes(dump, true));
+    json_int(&json, "bytes", (int64_t)images_bytes(dump->images, true));
     json_int(&json, "total", (int64_t)dump->memory);
     json_send(&json, 0); /* a caller that does not read misses it */
 }
@@ -254,6 +238,10 @@ static void settle(struct dump *dump, bool whole)
     }
     dump->thawed_at = io_now();
     guard_dismiss(&dump->guard);
+    if (whole && dump->args->leave == LEAVE_KILLED)
+        cuda_end(&dump->cuda);
+    else
+        cuda_thaw(&dump->cuda);
 }
 
 static void judge(struct dump *dump, bool criu_done, const char *words)
@@ -268,20 +256,54 @@ static void judge(struct dump *dump, bool criu_done, const char *words)
         kc_fail(&dump->result, KC_NO_PROCESS, "The kernel ended while it was being saved.");
     else if (!criu_done)
         kc_fail(&dump->result, KC_CRIU_FAILED, "The kernel could not be saved. %s", words);
+    /* Of more interest is then that the kernel is not well. */
+    if (dump->result.reason != KC_OK && dump->cuda.problem.reason != KC_OK)
+        dump->result = dump->cuda.problem;
+}
+
+static bool wait_for_gpu(void *data, int fd, int most)
+{
+    struct dump *dump = data;
+    listen(dump, fd, most);
+    return dump->undo == KC_OK;
+}
+
+/* The GPU's memory comes into the processes before CRIU looks at them. */
+static bool freeze_gpu(struct dump *dump)
+{
+    if (!cuda_begin(&dump->cuda, &dump->before, dump->args, wait_for_gpu, dump, &dump->result))
+        return false;
+    if (dump->cuda.shared == NULL)
+        return true;
+    if (dump->args->leave == LEAVE_STOPPED)
+        return kc_fail(&dump->result, KC_USAGE, "A kernel that uses a GPU cannot be left stopped.");
+    if (!cuda_freeze(&dump->cuda, &dump->result))
+        return false;
+    /* Meanwhile the tree may have become another one. */
+    if (!cuda_write_tasks(&dump->cuda, dump->images))
+        kc_fail_errno(&dump->result, KC_NO_SPACE, errno, "The list of GPU tasks cannot be written");
+    else if (dump->cuda.shared == NULL || examine(dump))
+        return true;
+    cuda_thaw(&dump->cuda);
+    return false;
 }
 
 static bool capture(struct dump *dump)
 {
     static struct json json;
     char words[128] = "";
+    if (!freeze_gpu(dump))
+        return false;
     dump->memory = tree_memory(&dump->before);
     json_begin(&json, "dumping");
     json_int(&json, "tasks", (int64_t)dump->before.count);
     json_int(&json, "rss_bytes", (int64_t)dump->memory);
     json_send(&json, 1000);
     repair_note(&dump->before);
-    if (!start_criu(dump))
+    if (!start_criu(dump)) {
+        cuda_thaw(&dump->cuda);
         return false;
+    }
     int status = wait_for_criu(dump);
     bool criu_done = criu_succeeded(status, words, sizeof(words));
     dump->process.pid = -1;
@@ -332,32 +354,6 @@ static bool prepare(struct dump *dump)
            criu_find(&dump->criu, &dump->result);
 }
 
-/* Processes that belong to the kernel, and yet are not in its tree (see restore.c): CRIU cannot save
- * them with it, and that must not go unsaid. */
-static void report_left_out(const struct dump *dump, struct json *json)
-{
-    pid_t pids[64];
-    char name[64];
-    struct proc_stat root;
-    ssize_t count = -1;
-    json_open(json, "left_out", '[');
-    if (proc_stat(dump->pid, &root) && root.ppid > 0 &&
-        proc_comm(root.ppid, name, sizeof(name)) && strcmp(name, "kernel-capture") == 0) {
-        snprintf(name, sizeof(name), "%d", root.ppid);
-        count = proc_children_at(proc_fd(), name, pids, 64);
-    }
-    for (ssize_t i = 0; i < count; i++) {
-        struct proc_stat stat;
-        if (pids[i] == dump->pid || !proc_stat(pids[i], &stat) || stat.state == 'Z')
-            continue;
-        json_open(json, NULL, '{');
-        json_int(json, "pid", pids[i]);
-        json_string(json, "comm", stat.comm);
-        json_close(json);
-    }
-    json_close(json);
-}
-
 int dump_command(const struct args *args)
 {
     static struct json json;
@@ -380,9 +376,10 @@ int dump_command(const struct args *args)
     json_begin(&json, "done");
     json_real(&json, "frozen_s", dump.thawed_at - dump.frozen_at);
     json_real(&json, "dump_s", dump.thawed_at - dump.started);
-    json_int(&json, "image_bytes", (int64_t)image_bytes(&dump, false));
+    json_int(&json, "image_bytes", (int64_t)images_bytes(dump.images, false));
     json_string(&json, "criu_version", dump.criu.version);
-    report_left_out(&dump, &json);
+    images_report_left_out(dump.pid, &json);
+    cuda_record(&dump.cuda, &json);
     json_send(&json, 5000);
     tree_free(&dump.before);
     tree_free(&dump.frozen);

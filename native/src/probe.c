@@ -11,6 +11,7 @@
 #include "caps.h"
 #include "config.h"
 #include "criu.h"
+#include "cuda.h"
 #include "json.h"
 #include "pidns.h"
 #include "procfs.h"
@@ -61,6 +62,8 @@ int probe_command(void)
     char rights[1200];
     struct criu criu;
     struct kc_result result = {0};
+    struct kc_result gpu_result = {0};
+    bool gpu;
     struct proc_status self = {0};
     struct utsname system = {0};
     bool found = criu_find(&criu, &result);
@@ -90,6 +93,7 @@ int probe_command(void)
     json_bool(&json, "sys_ptrace", caps_permitted(CAP_SYS_PTRACE));
     json_bool(&json, "sys_admin", admin);
     json_close(&json);
+    gpu = cuda_probe(&json, &gpu_result);
     json_bool(&json, "no_new_privs", self.no_new_privs);
     json_int(&json, "seccomp", self.seccomp);
     json_int(&json, "uid", getuid());
@@ -117,6 +121,9 @@ int probe_command(void)
     if (self.no_new_privs && !caps_root() && !checkpoint)
         remark("no_new_privs", "File capabilities have no effect here (no_new_privs is set).",
                "Allow privilege escalation in the container's security settings.");
+    if (!gpu)
+        remark(kc_reason_name(gpu_result.reason), gpu_result.message,
+               "Kernels that use the GPU cannot be saved here; others can.");
     if (!caps_root())
         remark("clock", "After a move to another node the monotonic clock may jump.", NULL);
     if (!namespaces)

@@ -18,6 +18,7 @@
 
 #include "caps.h"
 #include "criu.h"
+#include "cuda.h"
 #include "guard.h"
 #include "hold.h"
 #include "io.h"
@@ -25,6 +26,7 @@
 #include "pidns.h"
 #include "pidslot.h"
 #include "procfs.h"
+#include "rights.h"
 #include "supervise.h"
 #include "tree.h"
 
@@ -45,6 +47,9 @@ struct restore {
     size_t pid_count;
     pid_t taken[PIDS_SHOWN];
     size_t taken_count;
+    pid_t gpu_tasks[CUDA_TASKS_MAX];
+    ssize_t gpu_task_count;
+    double gpu_took; /* seconds */
     double started, took;
 };
 
@@ -153,36 +158,41 @@ static void event_pids_taken(struct restore *restore)
     json_send(&json, 5000);
 }
 
+/* Waits for `fd`, at most `most` ms; false when the restore is not wanted any more. */
+static bool wait_for(void *data, int fd, int most)
+{
+    struct restore *restore = data;
+    struct supervisor *supervisor = &restore->supervisor;
+    double deadline = restore->started + restore->args->timeout;
+    struct pollfd fds[3] = {{.fd = fd, .events = POLLIN},
+                            {.fd = supervisor->signals, .events = POLLIN},
+                            {.fd = STDIN_FILENO, .events = POLLIN}};
+    poll(fds, 3, io_until(deadline, most));
+    if (fds[1].revents != 0) {
+        struct signalfd_siginfo info;
+        while (read(supervisor->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
+            if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT || info.ssi_signo == SIGHUP)
+                kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+    }
+    if (fds[2].revents != 0) {
+        io_fill(&supervisor->lines, STDIN_FILENO);
+        enum io_command command = io_next(&supervisor->lines);
+        if (command == IO_EOF || command == IO_KILL || command == IO_CANCEL)
+            kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+    }
+    if (io_now() >= deadline)
+        kc_fail(&restore->result, KC_TIMEOUT, "The restore took too long and was undone.");
+    return restore->result.reason == KC_OK;
+}
+
 /* Waits until CRIU has ended or is not wanted any more. */
 static bool wait_for_criu(struct restore *restore, struct criu_process *process, int *status)
 {
-    struct supervisor *supervisor = &restore->supervisor;
-    double deadline = restore->started + restore->args->timeout;
-    for (;;) {
+    do
         if (waitpid(process->pid, status, WNOHANG) == process->pid)
             return true;
-        struct pollfd fds[3] = {{.fd = process->pidfd, .events = POLLIN},
-                                {.fd = supervisor->signals, .events = POLLIN},
-                                {.fd = STDIN_FILENO, .events = POLLIN}};
-        poll(fds, 3, io_until(deadline, 1000));
-        if (fds[1].revents != 0) {
-            struct signalfd_siginfo info;
-            while (read(supervisor->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
-                if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT ||
-                    info.ssi_signo == SIGHUP)
-                    kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
-        }
-        if (fds[2].revents != 0) {
-            io_fill(&supervisor->lines, STDIN_FILENO);
-            enum io_command command = io_next(&supervisor->lines);
-            if (command == IO_EOF || command == IO_KILL || command == IO_CANCEL)
-                kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
-        }
-        if (io_now() >= deadline)
-            kc_fail(&restore->result, KC_TIMEOUT, "The restore took too long and was undone.");
-        if (restore->result.reason != KC_OK)
-            return false;
-    }
+    while (wait_for(restore, process->pidfd, 1000));
+    return false;
 }
 
 static bool run_criu(struct restore *restore)
@@ -198,6 +208,8 @@ static bool run_criu(struct restore *restore)
     criu_arg(&args, pid_name);
     if (restore->args->stream)
         criu_arg(&args, "--stream");
+    if (restore->gpu_task_count > 0)
+        criu_no_plugins(&args);
     unlinkat(restore->images, pid_name, 0); /* CRIU would not write over it */
     restore->started = io_now();
     if (!criu_spawn(&restore->criu, &args, restore->images, &process, &restore->result))
@@ -232,67 +244,26 @@ static bool find_root(struct restore *restore, const struct tree *tree)
     return true;
 }
 
-/* A process that may have fewer capabilities than the caller's other processes starts set-user-ID
- * programs that cannot give up their rights. An ordinary user cannot make one. */
-static bool is_bounded(const struct proc_status *status)
+/* Before the main thread goes on: all others run, and with them those of the driver. */
+static bool restore_gpu(struct restore *restore, const struct tree *tree)
 {
-    struct proc_status own;
-    return !caps_root() && !status->no_new_privs &&
-           (!proc_status(getpid(), &own) || (own.cap_bnd & ~status->cap_bnd) != 0);
+    double started = io_now();
+    for (ssize_t i = 0; i < restore->gpu_task_count; i++)
+        if (tree_find(tree, restore->gpu_tasks[i]) == NULL)
+            return kc_fail(&restore->result, KC_GPU_FAILED,
+                           "Process %d, which uses the GPU, did not come back.",
+                           restore->gpu_tasks[i]);
+    bool good = cuda_restore(restore->gpu_tasks, (size_t)restore->gpu_task_count, restore->args,
+                             wait_for, restore, &restore->result);
+    restore->gpu_took = io_now() - started;
+    return good;
 }
 
-/* Whether a thread of a live process, by its number, has rights or user ids that the caller has not. */
-static bool thread_has_too_much(pid_t tid)
+static bool read_gpu_tasks(struct restore *restore)
 {
-    uint64_t most = caps_callers_own();
-    struct proc_stat stat;
-    struct proc_status status;
-    if (!proc_stat(tid, &stat) || stat.state == 'Z' || stat.state == 'X' ||
-        !proc_status(tid, &status))
-        return false;
-    bool foreign = false;
-    for (int k = 0; k < 4; k++)
-        foreign = foreign || status.uid[k] != getuid();
-    return ((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0 ||
-           (status.cap_inh & ~caps_callers_inheritable()) != 0 || is_bounded(&status) ||
-           (foreign && getuid() != 0);
-}
-
-/* Each thread has rights and user ids of its own, and images may say anything of each. */
-static bool has_too_much(pid_t pid)
-{
-    char name[32];
-    snprintf(name, sizeof(name), "%d/task", pid);
-    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        bool unknown = errno != ENOENT && errno != ESRCH;
-        io_close(&fd);
-        return unknown; /* else it has ended */
-    }
-    bool found = false;
-    for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
-        found = isdigit((unsigned char)entry->d_name[0]) != 0 &&
-                thread_has_too_much((pid_t)strtol(entry->d_name, NULL, 10));
-    closedir(dir);
-    return found;
-}
-
-/* The images are the caller's: they must not give a process rights that the caller has not. All of
- * the tree is stopped and has not run an instruction of its own yet. */
-static bool check_rights(struct restore *restore, const struct tree *tree)
-{
-    double deadline = io_now() + 1.0;
-    for (size_t i = 0; i < tree->count; i++)
-        /* A process of CRIU's own, on its way out, may be among them for a moment. */
-        while (has_too_much(tree->tasks[i].pid)) {
-            if (io_now() >= deadline)
-                return kc_fail(&restore->result, KC_NOT_YOURS,
-                               "Process %d of the state has other rights than the caller.",
-                               tree->tasks[i].pid);
-            io_sleep_ms(5);
-        }
-    return true;
+    restore->gpu_task_count = cuda_read_tasks(restore->images, restore->gpu_tasks);
+    return restore->gpu_task_count >= 0 ||
+           kc_fail(&restore->result, KC_USAGE, "The list of GPU tasks is not valid.");
 }
 
 static bool bring_back(struct restore *restore)
@@ -303,12 +274,13 @@ static bool bring_back(struct restore *restore)
     bool good = tree_collect(&tree, getpid(), false);
     tree_remove(&tree, restore->guard.pid);
     good = good && find_root(restore, &tree) &&
-                check_rights(restore, &tree) &&
+                rights_check(&tree, &restore->result) &&
                 (!restore->args->hold ||
                  hold_begin(restore->supervisor.root, &restore->result));
     if (good) {
         criu_mark_stopped(restore->images, &tree);
         tree_thaw(&tree, &tree);
+        good = restore_gpu(restore, &tree);
     }
     guard_dismiss(&restore->guard);
     restore->took = io_now() - restore->started;
@@ -343,6 +315,10 @@ static void announce(const struct restore *restore)
     json_int(&json, "pid", pidns_outer_pid(root));
     json_int(&json, "inner_pid", root);
     json_real(&json, "restore_s", restore->took);
+    if (restore->gpu_task_count > 0)
+        json_real(&json, "gpu_s", restore->gpu_took);
+    else
+        json_null(&json, "gpu_s");
     json_bool(&json, "pid_namespace", pidns_inside());
     json_bool(&json, "time_namespace",
               proc_namespace(root, "time") != 0 &&
@@ -376,6 +352,7 @@ int restore_command(const struct args *args)
     int exit_code = -1;
     restore.images = criu_open_images(args->images_dir, &restore.result);
     if (restore.images < 0 || !check_socket(&restore) || !read_pids(&restore) ||
+        !read_gpu_tasks(&restore) ||
         !caps_can_capture(&restore.result) || !criu_find(&restore.criu, &restore.result) ||
         !choose_namespace(&restore, &exit_code))
         return fail(&restore);

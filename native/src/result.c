@@ -21,6 +21,11 @@ static const struct {
     [KC_TIMEOUT] = {"timeout", "It took too long and was undone."},
     [KC_CANCELLED] = {"cancelled", "It was cancelled and undone."},
     [KC_NO_SPACE] = {"no_space", "There is no space left for the images."},
+    [KC_GPU_UNSUPPORTED] = {"gpu_unsupported", "The GPU or its driver does not allow it."},
+    [KC_GPU_BUSY] = {"gpu_busy", "The GPU's work did not end in time."},
+    [KC_GPU_FULL] = {"gpu_full", "The GPU has no room for the memory."},
+    [KC_GPU_FAILED] = {"gpu_failed", "The GPU driver could not do it."},
+    [KC_GPU_STUCK] = {"gpu_stuck", "The GPU could not be given back to the kernel."},
     [KC_INTERNAL] = {"internal", "An unexpected error occurred."},
 };
 

@@ -18,6 +18,11 @@ enum kc_reason {
     KC_TIMEOUT,
     KC_CANCELLED,
     KC_NO_SPACE,
+    KC_GPU_UNSUPPORTED,
+    KC_GPU_BUSY,
+    KC_GPU_FULL,
+    KC_GPU_FAILED,
+    KC_GPU_STUCK,
     KC_INTERNAL,
     KC_REASON_COUNT
 };

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "cuda.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "caps.h"
+#include "io.h"
+#include "procfs.h"
+
+_Static_assert((int)ARGS_GPU_MAP_MAX <= (int)CUDA_GPUS_MAX, "a map fits");
+
+static const char tasks_name[] = "gpu-tasks";
+static const double load_limit = 60.0;  /* seconds for the driver's library to be loaded */
+static const double probe_limit = 5.0;
+static const double longest_call = 100.0; /* seconds, beside what copying may take */
+static const double end_patience = 2.0; /* seconds for a killed helper to go away */
+
+static bool start_helper(struct cuda *cuda, enum cuda_mode mode)
+{
+    cuda->shared->mode = mode;
+    cuda->shared->result = (struct kc_result){.reason = KC_OK};
+    cuda->helper = cuda_helper_start(cuda->shared, cuda->load, &cuda->socket);
+    return cuda->helper > 0;
+}
+
+static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_result *result)
+{
+    void *memory = mmap(NULL, sizeof(*cuda->shared), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return kc_fail_errno(result, KC_INTERNAL, errno, "mmap");
+    cuda->shared = memory;
+    if (cuda->load == NULL)
+        cuda->load = cuda_driver_load;
+    cuda->helper = -1;
+    cuda->socket = -1;
+    if (args == NULL)
+        return true;
+    cuda->shared->lock_timeout = args->gpu_timeout;
+    cuda->shared->retry_for = args->gpu_timeout;
+    cuda->shared->copy_timeout = args->timeout;
+    cuda->shared->pair_count = args->gpu_map_count;
+    memcpy(cuda->shared->pairs, args->gpu_map, args->gpu_map_count * sizeof(args->gpu_map[0]));
+    return true;
+}
+
+/* One that hangs in the driver may not go away even so: then it is left to whoever adopts it. */
+static void kill_helper(struct cuda *cuda)
+{
+    double deadline = io_now() + end_patience;
+    io_close(&cuda->socket);
+    if (cuda->helper > 0) {
+        kill(cuda->helper, SIGKILL);
+        while (waitpid(cuda->helper, NULL, WNOHANG) == 0 && io_now() < deadline)
+            io_sleep_ms(1);
+    }
+    cuda->helper = -1;
+}
+
+void cuda_end(struct cuda *cuda)
+{
+    if (cuda->shared == NULL)
+        return;
+    if (cuda->socket >= 0)
+        send(cuda->socket, &(char){CUDA_QUIT}, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    kill_helper(cuda);
+}
+
+static void drop(struct cuda *cuda)
+{
+    cuda_end(cuda);
+    if (cuda->shared != NULL)
+        munmap(cuda->shared, sizeof(*cuda->shared));
+    cuda->shared = NULL;
+}
+
+static void report(const struct cuda_message *step, double since)
+{
+    static const char *const names[] = {"start", "look", "lock", "checkpoint", "restore", "unlock"};
+    static struct json json;
+    if ((unsigned)step->op >= sizeof(names) / sizeof(names[0]) || step->op == CUDA_OP_LOOK)
+        return;
+    json_begin(&json, "gpu");
+    json_string(&json, "step", names[step->op]);
+    json_int(&json, "pid", step->pid);
+    json_real(&json, "waited_s", io_now() - since);
+    json_send(&json, 0); /* a caller that does not read misses it */
+}
+
+enum answer { ANSWERED, LOST, UNWANTED };
+
+/* Asks the helper and waits until it is done. `limit` is for what comes before its first step. */
+static enum answer ask(struct cuda *cuda, char letter, double limit, bool quiet)
+{
+    struct cuda_message step = {.op = CUDA_OP_START};
+    double since = io_now();
+    double hang_at = since + limit;
+    double report_at = since + 1.0;
+    bool asked_to_stop = false;
+    if (send(cuda->socket, &letter, 1, MSG_NOSIGNAL) != 1)
+        return LOST;
+    for (;;) {
+        struct cuda_message message;
+        double until = hang_at < report_at ? hang_at : report_at;
+        if (!cuda->wait(cuda->data, cuda->socket, io_until(until, 1000)) && !asked_to_stop) {
+            asked_to_stop = true;
+            if (cuda->shared->mode == CUDA_RESTORE)
+                return UNWANTED; /* the processes are ended, there is nothing to undo */
+            send(cuda->socket, &(char){CUDA_CANCEL}, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+        ssize_t n;
+        while ((n = recv(cuda->socket, &message, sizeof(message), MSG_DONTWAIT)) ==
+               (ssize_t)sizeof(message)) {
+            if (message.done)
+                return ANSWERED;
+            bool same = message.op == step.op && message.pid == step.pid;
+            double most = cuda->shared->copy_timeout + longest_call;
+            step = message;
+            hang_at = io_now() + (step.limit < most ? step.limit : most);
+            if (!same)
+                since = io_now();
+            if (!same && !quiet)
+                report(&step, since);
+        }
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+            return LOST;
+        double now = io_now();
+        if (now >= hang_at)
+            return LOST;
+        if (now >= report_at) {
+            report_at = now + 1.0;
+            if (!quiet)
+                report(&step, since);
+        }
+    }
+}
+
+static bool outcome(const struct cuda *cuda, struct kc_result *result)
+{
+    struct kc_result copy = cuda->shared->result;
+    copy.message[sizeof(copy.message) - 1] = '\0';
+    return copy.reason == KC_OK || kc_fail(result, copy.reason, "%s", copy.message);
+}
+
+static bool never_mind(void *data, int fd, int most)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    (void)data;
+    poll(&ready, 1, most);
+    return true;
+}
+
+/* The helper hangs in the driver or has crashed in it: another one puts right what can be. */
+static bool repair(struct cuda *cuda, struct kc_result *result)
+{
+    struct kc_result left = {.reason = KC_OK};
+    kill_helper(cuda);
+    cuda->wait = never_mind;
+    bool good = start_helper(cuda, CUDA_REPAIR) &&
+                ask(cuda, CUDA_GO, load_limit, false) == ANSWERED && outcome(cuda, &left);
+    kill_helper(cuda);
+    if (good)
+        return kc_fail(result, KC_GPU_FAILED,
+                       "The GPU driver did not answer. What was done on the GPU is undone.");
+    return kc_fail(result, KC_GPU_STUCK,
+                   "The GPU driver did not answer, and what was done on the GPU could not be undone. %s",
+                   left.message);
+}
+
+bool cuda_begin(struct cuda *cuda, const struct tree *tree, const struct args *args, cuda_wait wait,
+                void *data, struct kc_result *result)
+{
+    bool used = false;
+    caps_raise_all();
+    for (size_t i = 0; !used && i < tree->count; i++)
+        used = cuda_maps_driver(tree->tasks[i].pid);
+    caps_lower();
+    cuda->shared = NULL;
+    if (!used)
+        return true;
+    cuda->wait = wait;
+    cuda->data = data;
+    if (!make_shared(cuda, args, result))
+        return false;
+    cuda->shared->root = tree->tasks[0].pid;
+    return true;
+}
+
+bool cuda_freeze(struct cuda *cuda, struct kc_result *result)
+{
+    bool any = false;
+    if (cuda->shared == NULL)
+        return true;
+    cuda->blocked_at = io_now();
+    if (!start_helper(cuda, CUDA_DUMP))
+        return kc_fail_errno(result, KC_INTERNAL, errno, "The GPU helper cannot be started");
+    if (ask(cuda, CUDA_GO, load_limit, false) != ANSWERED)
+        return repair(cuda, result);
+    bool good = outcome(cuda, result);
+    for (size_t i = 0; i < cuda->shared->count && i < CUDA_TASKS_MAX; i++)
+        any = any || cuda->shared->tasks[i].found != CUDA_NONE;
+    if (!good || !any)
+        drop(cuda);
+    return good;
+}
+
+void cuda_thaw(struct cuda *cuda)
+{
+    if (cuda->shared == NULL || cuda->helper < 0)
+        return;
+    cuda->wait = never_mind; /* whoever cancels now still wants the GPU back */
+    cuda->shared->result = (struct kc_result){.reason = KC_OK};
+    if (ask(cuda, CUDA_THAW, load_limit, false) == ANSWERED)
+        outcome(cuda, &cuda->problem);
+    else
+        repair(cuda, &cuda->problem);
+    cuda->blocked_s = io_now() - cuda->blocked_at;
+    if (cuda->problem.reason != KC_OK)
+        kc_log("%s: %s", kc_reason_name(cuda->problem.reason), cuda->problem.message);
+}
+
+void cuda_record(const struct cuda *cuda, struct json *json)
+{
+    char text[CUDA_UUID_TEXT];
+    const struct cuda_shared *shared = cuda->shared;
+    if (shared == NULL) {
+        json_null(json, "gpu");
+        return;
+    }
+    json_open(json, "gpu", '{');
+    json_int(json, "cuda_version", shared->version);
+    json_real(json, "lock_s", shared->lock_s);
+    json_real(json, "checkpoint_s", shared->copy_s);
+    json_real(json, "restore_s", shared->return_s);
+    json_real(json, "blocked_s", cuda->blocked_s);
+    json_open(json, "processes", '[');
+    for (size_t i = 0; i < shared->count && i < CUDA_TASKS_MAX; i++) {
+        const struct cuda_task *task = &shared->tasks[i];
+        if (task->found == CUDA_NONE)
+            continue;
+        json_open(json, NULL, '{');
+        json_int(json, "pid", task->pid);
+        json_bool(json, "parked", task->found == CUDA_CHECKPOINTED);
+        if (task->memory >= 0)
+            json_int(json, "memory_bytes", task->memory);
+        else
+            json_null(json, "memory_bytes");
+        if (task->visible[0] != '\0')
+            json_string_n(json, "visible", task->visible,
+                          strnlen(task->visible, sizeof(task->visible)));
+        else
+            json_null(json, "visible");
+        json_close(json);
+    }
+    json_close(json);
+    json_open(json, "gpus", '[');
+    for (size_t i = 0; i < shared->gpu_count && i < CUDA_GPUS_MAX; i++) {
+        const struct cuda_gpu *gpu = &shared->gpus[i];
+        cuda_format_uuid(&gpu->uuid, text);
+        json_open(json, NULL, '{');
+        json_string(json, "uuid", text);
+        json_string_n(json, "name", gpu->name, strnlen(gpu->name, sizeof(gpu->name)));
+        json_int(json, "memory_bytes", (int64_t)gpu->memory);
+        json_close(json);
+    }
+    json_close(json);
+    if (cuda->problem.reason != KC_OK) {
+        json_open(json, "problem", '{');
+        json_string(json, "reason", kc_reason_name(cuda->problem.reason));
+        json_string(json, "message", cuda->problem.message);
+        json_close(json);
+    } else {
+        json_null(json, "problem");
+    }
+    json_close(json);
+}
+
+bool cuda_write_tasks(const struct cuda *cuda, int images)
+{
+    if (cuda->shared == NULL)
+        return true;
+    int fd = openat(images, tasks_name,
+                    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    bool done = fd >= 0;
+    for (size_t i = 0; done && i < cuda->shared->count && i < CUDA_TASKS_MAX; i++) {
+        char line[16];
+        if (cuda->shared->tasks[i].found == CUDA_NONE)
+            continue;
+        int length = snprintf(line, sizeof(line), "%d\n", cuda->shared->tasks[i].pid);
+        done = io_write_all(fd, line, (size_t)length);
+    }
+    io_close(&fd);
+    return done;
+}
+
+ssize_t cuda_read_tasks(int images, pid_t pids[CUDA_TASKS_MAX])
+{
+    char text[CUDA_TASKS_MAX * 16];
+    if (faccessat(images, tasks_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
+        return 0;
+    if (io_read_file_at(images, tasks_name, text, sizeof(text)) < 0)
+        return -1;
+    return proc_parse_pids(text, pids, CUDA_TASKS_MAX);
+}
+
+bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda_wait wait, void *data,
+                  struct kc_result *result)
+{
+    struct cuda cuda = {.wait = wait, .data = data};
+    if (count == 0)
+        return true;
+    if (!make_shared(&cuda, args, result))
+        return false;
+    for (size_t i = 0; i < count && i < CUDA_TASKS_MAX; i++) {
+        if (!cuda_describe(pids[i], &cuda.shared->tasks[i]))
+            kc_fail(result, KC_GPU_FAILED, "Process %d, which uses the GPU, did not come back.",
+                    pids[i]);
+        cuda.shared->count = i + 1;
+    }
+    if (result->reason == KC_OK && !start_helper(&cuda, CUDA_RESTORE))
+        kc_fail_errno(result, KC_INTERNAL, errno, "The GPU helper cannot be started");
+    if (result->reason == KC_OK) {
+        switch (ask(&cuda, CUDA_GO, load_limit, false)) {
+        case ANSWERED:
+            outcome(&cuda, result);
+            break;
+        case LOST:
+            kc_fail(result, KC_GPU_FAILED, "The GPU driver did not answer.");
+            break;
+        case UNWANTED:
+            kc_fail(result, KC_CANCELLED, "The restore was cancelled.");
+            break;
+        }
+    }
+    drop(&cuda);
+    return result->reason == KC_OK;
+}
+
+bool cuda_probe(struct json *json, struct kc_result *result)
+{
+    struct cuda cuda = {.wait = never_mind};
+    bool there = make_shared(&cuda, NULL, result) && start_helper(&cuda, CUDA_PROBE) &&
+                 ask(&cuda, CUDA_GO, probe_limit, true) == ANSWERED;
+    if (there && cuda.shared->loaded != CUDA_NO_LIBRARY) {
+        json_open(json, "gpu", '{');
+        json_int(json, "cuda_version", cuda.shared->version);
+        json_bool(json, "checkpoint", cuda.shared->loaded == CUDA_LOADED);
+        json_bool(json, "gpu_map",
+                  cuda.shared->loaded == CUDA_LOADED && cuda.shared->version >= CUDA_PAIRS_SINCE);
+        json_bool(json, "custom_storage", cuda.shared->custom_storage);
+        json_close(json);
+        outcome(&cuda, result);
+    } else {
+        json_null(json, "gpu");
+        if (!there)
+            kc_fail(result, KC_GPU_FAILED, "The NVIDIA driver's library does not answer.");
+    }
+    drop(&cuda);
+    return result->reason == KC_OK;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "cuda_driver.h"
+
+#include <ctype.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "caps.h"
+#include "trust.h"
+
+/* Where the node's driver is mounted without the linker knowing (Google Kubernetes Engine). */
+static const char *const places[] = {"/usr/local/nvidia/lib64/libcuda.so.1"};
+
+typedef int (*get_proc_address)(const char *symbol, void **function, int version, uint64_t flags,
+                                int *status);
+
+/* A function as the driver names it for that version of the interface, or as the library does. */
+static void *find(void *library, get_proc_address lookup, const char *name, int version)
+{
+    void *function = NULL;
+    int status = 0;
+    if (lookup != NULL && lookup(name, &function, version, 0, &status) == CUDA_SUCCESS &&
+        status == 0 && function != NULL)
+        return function;
+    return dlsym(library, name);
+}
+
+static enum cuda_load bind(void *library, struct cuda_driver *driver)
+{
+    get_proc_address lookup;
+    int (*get_version)(int *);
+    void *found = dlsym(library, "cuGetProcAddress_v2");
+    memcpy(&lookup, &found, sizeof(found));
+    found = find(library, lookup, "cuDriverGetVersion", CUDA_CHECKPOINT_SINCE);
+    memcpy(&get_version, &found, sizeof(found));
+    if (get_version == NULL || get_version(&driver->version) != CUDA_SUCCESS)
+        return CUDA_NO_LIBRARY;
+    const struct {
+        const char *name;
+        void *function;
+    } wanted[] = {
+        {"cuInit", &driver->init},
+        {"cuGetErrorName", &driver->get_error_name},
+        {"cuGetErrorString", &driver->get_error_string},
+        {"cuDeviceGetCount", &driver->device_get_count},
+        {"cuDeviceGet", &driver->device_get},
+        {"cuDeviceGetUuid", &driver->device_get_uuid},
+        {"cuDeviceGetName", &driver->device_get_name},
+        {"cuDeviceTotalMem", &driver->device_total_mem},
+        {"cuCheckpointProcessGetState", &driver->get_state},
+        {"cuCheckpointProcessLock", &driver->lock},
+        {"cuCheckpointProcessCheckpoint", &driver->checkpoint},
+        {"cuCheckpointProcessRestore", &driver->restore},
+        {"cuCheckpointProcessUnlock", &driver->unlock},
+    };
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        found = find(library, lookup, wanted[i].name, CUDA_CHECKPOINT_SINCE);
+        if (found == NULL)
+            return CUDA_TOO_OLD;
+        memcpy(wanted[i].function, &found, sizeof(found));
+    }
+    driver->custom_storage =
+        driver->version >= CUDA_CUSTOM_STORAGE_SINCE &&
+        find(library, lookup, "cuCheckpointOperationComplete", CUDA_CUSTOM_STORAGE_SINCE) != NULL;
+    return CUDA_LOADED;
+}
+
+enum cuda_load cuda_driver_load_file(const char *path, struct cuda_driver *driver)
+{
+    *driver = (struct cuda_driver){.version = 0};
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return library == NULL ? CUDA_NO_LIBRARY : bind(library, driver);
+}
+
+enum cuda_load cuda_driver_load(struct cuda_driver *driver)
+{
+    enum cuda_load loaded = cuda_driver_load_file("libcuda.so.1", driver);
+    uid_t other = caps_beyond_caller() ? 0 : getuid();
+    for (size_t i = 0; loaded == CUDA_NO_LIBRARY && i < sizeof(places) / sizeof(places[0]); i++) {
+        char resolved[PATH_MAX];
+        const char *why;
+        if (access(places[i], F_OK) == 0 && trust_resolve(places[i], other, resolved, &why))
+            loaded = cuda_driver_load_file(resolved, driver);
+    }
+    return loaded;
+}
+
+void cuda_error_words(const struct cuda_driver *driver, int error, char *text, size_t capacity)
+{
+    const char *name = NULL;
+    const char *words = NULL;
+    if (driver->get_error_name(error, &name) != CUDA_SUCCESS || name == NULL)
+        snprintf(text, capacity, "CUDA error %d", error);
+    else if (driver->get_error_string(error, &words) != CUDA_SUCCESS || words == NULL)
+        snprintf(text, capacity, "%.60s", name);
+    else
+        snprintf(text, capacity, "%.60s (%.160s)", name, words);
+}
+
+static int digit(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c = (char)tolower((unsigned char)c);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool cuda_parse_uuid(const char *text, char end, struct cuda_uuid *uuid)
+{
+    static const char form[] = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+    unsigned count = 0;
+    for (size_t i = 0; form[i] != '\0'; i++) {
+        if (form[i] != 'x') {
+            if (text[i] != form[i])
+                return false;
+            continue;
+        }
+        int value = digit(text[i]);
+        if (value < 0)
+            return false;
+        unsigned char *byte = &uuid->bytes[count / 2];
+        *byte = (unsigned char)(count % 2 == 0 ? value << 4 : *byte | value);
+        count++;
+    }
+    return text[sizeof(form) - 1] == end || text[sizeof(form) - 1] == '\0';
+}
+
+void cuda_format_uuid(const struct cuda_uuid *uuid, char text[CUDA_UUID_TEXT])
+{
+    static const char digits[] = "0123456789abcdef";
+    char *out = text;
+    memcpy(out, "GPU-", 4);
+    out += 4;
+    for (unsigned i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            *out++ = '-';
+        *out++ = digits[uuid->bytes[i] >> 4];
+        *out++ = digits[uuid->bytes[i] & 15];
+    }
+    *out = '\0';
+}

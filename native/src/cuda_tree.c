@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "cuda_tree.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "io.h"
+
+static const double longest_short_call = 20.0; /* seconds for one that only asks or unlocks */
+static const double init_call = 90.0;  /* seconds for cuInit: machines with many GPUs are slow */
+/* Slices in which a lock is tried, seconds: between them it can be given up. They grow, because work that
+ * was submitted before must end within one, and while none is under way the process submits more. */
+static const double first_slice = 1.0, last_slice = 10.0;
+static const int retry_ms = 100;
+
+static double short_call(const struct cuda_work *work)
+{
+    return work->copy_timeout < longest_short_call ? work->copy_timeout : longest_short_call;
+}
+
+static bool step(struct cuda_work *work, enum cuda_op op, pid_t pid, double limit)
+{
+    return work->step == NULL || work->step(work->data, op, pid, limit);
+}
+
+static bool cancelled(struct kc_result *result)
+{
+    return kc_fail(result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
+}
+
+static bool alive(const struct cuda_work *work, const struct cuda_task *task)
+{
+    return work->alive == NULL || work->alive(task);
+}
+
+static int state_of(const struct cuda_work *work, const struct cuda_task *task, int *state)
+{
+    *state = CUDA_NONE;
+    if (!alive(work, task))
+        return CUDA_SUCCESS;
+    int error = work->driver->get_state(task->pid, state);
+    if (error != CUDA_SUCCESS)
+        *state = CUDA_NONE;
+    return error;
+}
+
+static bool fail(struct kc_result *result, const struct cuda_work *work, enum kc_reason reason,
+                 int error, const struct cuda_task *task, const char *what)
+{
+    char words[256];
+    cuda_error_words(work->driver, error, words, sizeof(words));
+    if (error == CUDA_ERROR_NOT_SUPPORTED)
+        reason = KC_GPU_UNSUPPORTED;
+    return kc_fail(result, reason, "%s of process %d: %s.", what, task->pid, words);
+}
+
+static bool initialise(struct cuda_work *work, struct kc_result *result)
+{
+    char words[256];
+    if (!step(work, CUDA_OP_START, 0, init_call))
+        return cancelled(result);
+    int error = work->driver->init(0);
+    if (error == CUDA_SUCCESS)
+        return true;
+    cuda_error_words(work->driver, error, words, sizeof(words));
+    return kc_fail(result, KC_GPU_UNSUPPORTED, "The GPU driver does not start: %s.", words);
+}
+
+bool cuda_tree_look(struct cuda_work *work, bool expected, struct kc_result *result)
+{
+    bool started = false;
+    for (size_t i = 0; i < *work->count; i++) {
+        struct cuda_task *task = &work->tasks[i];
+        if (!step(work, CUDA_OP_LOOK, task->pid, short_call(work)))
+            return cancelled(result);
+        int error = state_of(work, task, &task->found);
+        /* Starting the driver takes seconds: only for those that need it. */
+        if (!started && alive(work, task) &&
+            (error == CUDA_SUCCESS || task->holds_device || expected)) {
+            if (!initialise(work, result))
+                return false;
+            started = true;
+            error = state_of(work, task, &task->found);
+        }
+        if (error != CUDA_SUCCESS && (task->holds_device || expected))
+            return fail(result, work, KC_GPU_FAILED, error, task, "The GPU driver knows no state");
+        if (task->found == CUDA_FAILED)
+            return kc_fail(result, KC_GPU_FAILED,
+                           "The GPU state of process %d is lost: the driver failed earlier.",
+                           task->pid);
+        if (expected && task->found != CUDA_CHECKPOINTED && task->found != CUDA_LOCKED)
+            return kc_fail(result, KC_GPU_FAILED,
+                           "The GPU state of process %d did not come back with it.", task->pid);
+        /* Half done by somebody else, who should finish it. */
+        if (task->found == CUDA_CHECKPOINTING || task->found == CUDA_RESTORING)
+            return kc_fail(result, KC_GPU_BUSY,
+                           "Something else checkpoints or restores the GPU of process %d.",
+                           task->pid);
+        if (expected)
+            task->found = CUDA_RUNNING;
+    }
+    return true;
+}
+
+bool cuda_tree_any(const struct cuda_work *work)
+{
+    for (size_t i = 0; i < *work->count; i++)
+        if (work->tasks[i].found != CUDA_NONE)
+            return true;
+    return false;
+}
+
+size_t cuda_tree_gpus(const struct cuda_driver *driver, struct cuda_gpu gpus[CUDA_GPUS_MAX])
+{
+    int count = 0;
+    size_t found = 0;
+    if (driver->device_get_count(&count) != CUDA_SUCCESS)
+        return 0;
+    for (int i = 0; i < count && found < CUDA_GPUS_MAX; i++) {
+        struct cuda_gpu *gpu = &gpus[found];
+        int device;
+        size_t bytes = 0;
+        *gpu = (struct cuda_gpu){.memory = 0};
+        if (driver->device_get(&device, i) != CUDA_SUCCESS ||
+            driver->device_get_uuid(&gpu->uuid, device) != CUDA_SUCCESS)
+            continue;
+        driver->device_get_name(gpu->name, sizeof(gpu->name) - 1, device);
+        driver->device_total_mem(&bytes, device);
+        gpu->memory = bytes;
+        found++;
+    }
+    return found;
+}
+
+static bool lock(struct cuda_work *work, const struct cuda_task *task, double deadline,
+                 struct kc_result *result)
+{
+    double slice = first_slice;
+    for (;;) {
+        double left = deadline - io_now();
+        double now = slice < left ? slice : left;
+        struct cuda_lock_args args = {.timeout_ms = now > 0.001 ? (unsigned)(now * 1000.0) : 1};
+        if (!step(work, CUDA_OP_LOCK, task->pid, now + short_call(work)))
+            return cancelled(result);
+        int error = work->driver->lock(task->pid, &args);
+        if (error == CUDA_SUCCESS || !alive(work, task))
+            return true;
+        if (error != CUDA_ERROR_NOT_READY)
+            return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be halted");
+        if (left <= slice) {
+            char words[256];
+            cuda_error_words(work->driver, error, words, sizeof(words));
+            return kc_fail(result, KC_GPU_BUSY,
+                           "Process %d did not finish its work on the GPU within %.0f s: %s.",
+                           task->pid, work->lock_timeout, words);
+        }
+        slice = slice * 2.0 < last_slice ? slice * 2.0 : last_slice;
+    }
+}
+
+/* Every process is locked before any is checkpointed, parents first; they may have made new ones. */
+static bool lock_all(struct cuda_work *work, struct kc_result *result)
+{
+    double deadline = io_now() + work->lock_timeout;
+    for (size_t i = 0; i < *work->count; i++) {
+        if (work->tasks[i].found == CUDA_RUNNING &&
+            !lock(work, &work->tasks[i], deadline, result))
+            return false;
+        if (i + 1 == *work->count && work->more != NULL && work->more(work->data) > 0) {
+            struct cuda_work later = *work;
+            size_t count = *work->count - (i + 1);
+            later.tasks = work->tasks + i + 1;
+            later.count = &count;
+            if (!cuda_tree_look(&later, false, result))
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
+{
+    for (size_t i = 0; i < *work->count; i++) {
+        struct cuda_task *task = &work->tasks[i];
+        if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
+            continue;
+        if (!step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout))
+            return cancelled(result);
+        struct cuda_checkpoint_args args = {.custom_storage = NULL};
+        int64_t before = work->host_memory != NULL ? work->host_memory(task->pid) : -1;
+        int error = work->driver->checkpoint(task->pid, &args);
+        if (error != CUDA_SUCCESS && alive(work, task))
+            return fail(result, work, KC_GPU_FAILED, error, task,
+                        "The GPU memory could not be copied to the host");
+        if (before >= 0) {
+            int64_t after = work->host_memory(task->pid);
+            task->memory = after > before ? after - before : 0;
+        }
+    }
+    return true;
+}
+
+bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
+                      struct kc_result *result)
+{
+    double started = io_now();
+    bool good = lock_all(work, result);
+    double locked = io_now();
+    *lock_s = locked - started;
+    good = good && checkpoint_all(work, result);
+    *copy_s = io_now() - locked;
+    if (good)
+        return true;
+    struct kc_result undone = {.reason = KC_OK};
+    if (!cuda_tree_return(work, &undone)) {
+        /* What failed first is of less interest than that the kernel is not well now. */
+        struct kc_result first = *result;
+        *result = (struct kc_result){.reason = KC_OK};
+        kc_fail(result, KC_GPU_STUCK, "%.230s (after: %.200s)", undone.message, first.message);
+    }
+    return false;
+}
+
+/* Waits while the driver is in the middle of something that this program no longer waits for. */
+static int settled_state(struct cuda_work *work, const struct cuda_task *task)
+{
+    double deadline = io_now() + work->copy_timeout;
+    int state;
+    for (;;) {
+        step(work, CUDA_OP_LOOK, task->pid, short_call(work));
+        state_of(work, task, &state);
+        if ((state != CUDA_CHECKPOINTING && state != CUDA_RESTORING) || io_now() >= deadline)
+            return state;
+        io_sleep_ms(retry_ms);
+    }
+}
+
+static bool restore(struct cuda_work *work, const struct cuda_task *task, struct kc_result *result)
+{
+    double deadline = io_now() + work->retry_for;
+    struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
+    struct cuda_restore_args args = {.pair_count = (unsigned)work->pair_count};
+    if (work->pair_count > 0) {
+        memcpy(pairs, work->pairs, work->pair_count * sizeof(pairs[0]));
+        args.pairs = pairs;
+    }
+    for (;;) {
+        step(work, CUDA_OP_RESTORE, task->pid, work->copy_timeout);
+        int error = work->driver->restore(task->pid, &args);
+        if (error == CUDA_SUCCESS || !alive(work, task))
+            return true;
+        if (error != CUDA_ERROR_OUT_OF_MEMORY)
+            return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be taken again");
+        if (io_now() >= deadline)
+            return fail(result, work, KC_GPU_FULL, error, task,
+                        "The GPU has no room for the memory");
+        io_sleep_ms(retry_ms);
+    }
+}
+
+static bool unlock(struct cuda_work *work, const struct cuda_task *task, struct kc_result *result)
+{
+    struct cuda_unlock_args args = {.reserved = {0}};
+    step(work, CUDA_OP_UNLOCK, task->pid, short_call(work));
+    int error = work->driver->unlock(task->pid, &args);
+    return error == CUDA_SUCCESS || !alive(work, task) ||
+           fail(result, work, KC_GPU_STUCK, error, task, "The GPU could not be unlocked");
+}
+
+bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
+{
+    bool good = true;
+    for (size_t i = 0; i < *work->count; i++) {
+        const struct cuda_task *task = &work->tasks[i];
+        if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
+            continue;
+        int state = settled_state(work, task);
+        if (state == CUDA_CHECKPOINTED && !restore(work, task, result))
+            good = false;
+        else if (state == CUDA_CHECKPOINTING || state == CUDA_RESTORING)
+            good = kc_fail(result, KC_GPU_STUCK, "The GPU driver does not finish with process %d.",
+                           task->pid);
+        else if (state == CUDA_FAILED)
+            good = kc_fail(result, KC_GPU_STUCK,
+                           "The GPU driver has given up the GPU state of process %d.", task->pid);
+    }
+    /* Children first: when a parent goes on, they are ready for it. */
+    for (size_t i = *work->count; i-- > 0;) {
+        const struct cuda_task *task = &work->tasks[i];
+        int state;
+        if (task->found != CUDA_RUNNING)
+            continue;
+        step(work, CUDA_OP_LOOK, task->pid, short_call(work));
+        state_of(work, task, &state);
+        if (state == CUDA_LOCKED && !unlock(work, task, result))
+            good = false;
+    }
+    return good;
+}

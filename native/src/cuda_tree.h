@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The GPU's part of a dump and of a restore, as steps over all processes of a tree. Runs in the helper
+ * process; knows the driver only as a table of functions, so that tests can put another one there. */
+#ifndef KC_CUDA_TREE_H
+#define KC_CUDA_TREE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "cuda_driver.h"
+#include "result.h"
+
+enum { CUDA_TASKS_MAX = 128, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 160 };
+
+/* No CUDA state, or the process has ended. Else one of enum cuda_state. */
+enum { CUDA_NONE = -1 };
+
+struct cuda_task {
+    pid_t pid;
+    unsigned long long starttime;
+    bool holds_device; /* it has a file of the GPU's open */
+    int found;         /* its state before anything was done: what it goes back to */
+    int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
+    char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
+};
+
+struct cuda_gpu {
+    struct cuda_uuid uuid;
+    char name[96];
+    uint64_t memory; /* bytes */
+};
+
+enum cuda_op { CUDA_OP_START, CUDA_OP_LOOK, CUDA_OP_LOCK, CUDA_OP_CHECKPOINT, CUDA_OP_RESTORE,
+               CUDA_OP_UNLOCK };
+
+struct cuda_work {
+    const struct cuda_driver *driver;
+    struct cuda_task *tasks; /* parents before their children */
+    size_t *count;
+    const struct cuda_gpu_pair *pairs;
+    size_t pair_count;
+    double lock_timeout; /* seconds for all processes to be locked */
+    double copy_timeout; /* seconds that copying one process's memory may take */
+    double retry_for;    /* seconds for a GPU without room to get some */
+    /* Told before each driver call, which may take `limit` seconds. False: it is not wanted any more. */
+    bool (*step)(void *data, enum cuda_op op, pid_t pid, double limit);
+    /* Whether the task is the process that it was; NULL: always. */
+    bool (*alive)(const struct cuda_task *task);
+    /* Bytes of host memory that a process has; NULL: not known. */
+    int64_t (*host_memory)(pid_t pid);
+    /* Adds tasks that came since; how many. NULL: none ever do. */
+    size_t (*more)(void *data);
+    void *data;
+};
+
+/* Initialises the driver if a task may have CUDA state, and asks it for every task's state. With
+ * `expected` each must be checkpointed or locked. */
+bool cuda_tree_look(struct cuda_work *work, bool expected, struct kc_result *result);
+/* Whether a task has CUDA state. */
+bool cuda_tree_any(const struct cuda_work *work);
+/* Lists the GPUs; how many. */
+size_t cuda_tree_gpus(const struct cuda_driver *driver, struct cuda_gpu gpus[CUDA_GPUS_MAX]);
+/* Locks all, then checkpoints all. When it fails all of it is undone. */
+bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
+                      struct kc_result *result);
+/* Brings every task back to where it was found, whatever has become of it meanwhile: restores all, then
+ * unlocks all. Goes on after a failure, and tells the first one. */
+bool cuda_tree_return(struct cuda_work *work, struct kc_result *result);
+
+#endif

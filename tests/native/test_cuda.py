@@ -1,0 +1,367 @@
+"""Kernels whose memory is on a GPU: saved, killed, restored, with CRIU and a simulated driver."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.driver import Capture, Event, Kernel, empty, wait_until
+from tests.native.gpu_node import GpuNode
+from tests.simgpu.simgpu import gpu
+
+Nodes = Callable[..., GpuNode]
+Kernels = Callable[..., Kernel]
+
+#: Holds 1 MiB of device memory and says, again and again, what is in it and on which GPU.
+HOLDER = """
+gpu = Gpu(int(os.environ.get("ORDINAL", 0)))
+data = gpu.upload(os.urandom(1 << 20))
+print("holds", gpu.checksum(data, 1 << 20), flush=True)
+while True:
+    print("sum", gpu.checksum(data, 1 << 20), "on", gpu.uuid, flush=True)
+    time.sleep(0.02)
+"""
+
+#: The same in two processes.
+PAIR = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-u", "-c", open(__file__).read().split("#child\\n")[1]])
+#child
+from tests.simgpu.api import *
+import os, time
+gpu = Gpu()
+data = gpu.upload(os.urandom(1 << 20))
+print(os.getpid(), "holds", gpu.checksum(data, 1 << 20), flush=True)
+while True:
+    print(os.getpid(), "sum", gpu.checksum(data, 1 << 20), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Nodes]:
+    """Start nodes with simulated GPUs; ended after the test."""
+    nodes: list[GpuNode] = []
+
+    def start(*gpus: dict[str, Any], **settings: Any) -> GpuNode:
+        nodes.append(GpuNode(tmp_path / f"node-{len(nodes)}", *gpus, **settings))
+        return nodes[-1]
+
+    yield start
+    for one in nodes:
+        one.stop()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Kernels]:
+    """Start kernels on a node; ended after the test."""
+    kernels: list[Kernel] = []
+
+    def start(node: GpuNode, source: str = HOLDER, **environment: str) -> Kernel:
+        kernels.append(node.kernel(tmp_path / f"kernel-{len(kernels)}", source, **environment))
+        return kernels[-1]
+
+    yield start
+    for one in kernels:
+        one.close()
+
+
+def held(kernel: Kernel, count: int = 1) -> list[str]:
+    """The line beginnings that say that all data are what they were."""
+    wait_until(lambda: sum("holds" in line for line in kernel.lines()) == count, "holds", 30)
+    return [line.replace("holds", "sum") for line in kernel.lines() if "holds" in line]
+
+
+def intact(kernel: Kernel, sums: list[str], end: str = "") -> None:
+    """Assert that every process goes on to compute with its data: twice each, from now on."""
+    seen = len(kernel.lines())
+    wait_until(
+        lambda: all(
+            sum(line.startswith(one) and line.endswith(end) for line in kernel.lines()[seen:]) > 1
+            for one in sums
+        ),
+        f"{sums} {end} after line {seen} of {kernel.lines()[-10:]}",
+        30,
+    )
+
+
+def saved(kernel: Kernel, *extra: str) -> Event:
+    done = kernel.save(*extra)
+    record: Event = done["gpu"]
+    return record
+
+
+def restored(kernel: Kernel, *extra: str) -> Event:
+    kernel.kill()
+    return kernel.restore(*extra).expect("restored")
+
+
+def test_a_kernel_with_device_memory_is_saved_runs_on_and_is_restored(
+    node: Nodes, program: Kernels
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    capture = one.dump()
+    record = capture.finish()["gpu"]
+    assert [entry["pid"] for entry in record["processes"]] == [one.pid]
+    assert record["processes"][0]["memory_bytes"] >= 1 << 20
+    assert record["gpus"][0]["uuid"] == here.machine.gpus[0]["uuid"]
+    assert record["gpus"][0]["memory_bytes"] == 64 << 20
+    assert record["cuda_version"] == 13000
+    assert record["problem"] is None
+    steps = [event["step"] for event in capture.events if event["event"] == "gpu"]
+    assert [steps.index(step) for step in ("lock", "checkpoint", "restore", "unlock")] == sorted(
+        steps.index(step) for step in ("lock", "checkpoint", "restore", "unlock")
+    )
+    intact(one, sums)
+    one.kill()
+    wait_until(lambda: here.machine.used() == 0, "device memory is free")
+    assert one.restore().expect("restored")["gpu_s"] > 0
+    intact(one, sums)
+    assert here.machine.used() > 0
+
+
+def test_the_main_thread_is_held_until_the_gpu_is_back(node: Nodes, program: Kernels) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    saved(one)
+    one.kill()
+    here.machine.faults("cuCheckpointProcessRestore * delay 300")
+    capture = one.restore("--hold", "--hold-timeout", "30")
+    capture.expect("held")
+    assert here.machine.used() > 0
+    seen = len(one.lines())
+    capture.send("release")
+    intact(one, sums)
+    assert all(line.startswith("sum") for line in one.lines()[seen:])
+
+
+def test_a_restore_maps_gpus(node: Nodes, program: Kernels) -> None:
+    one = program(node(gpu(0), gpu(1)), ORDINAL="1")
+    sums = held(one)
+    saved(one)
+    there = node(gpu(2), gpu(3))
+    there.take(one)
+    old, new = [gpu(number)["uuid"] for number in (0, 1)], [gpu(n)["uuid"] for n in (2, 3)]
+    restored(one, "--gpu-map", f"{old[0]}={new[1]}", "--gpu-map", f"{old[1]}={new[0]}")
+    intact(one, sums, f"on {new[0]}")
+
+
+def test_all_processes_of_a_tree_are_saved(node: Nodes, program: Kernels) -> None:
+    here = node()
+    one = program(here, PAIR)
+    sums = held(one, 2)
+    record = saved(one)
+    assert len(record["processes"]) == 2
+    assert record["processes"][0]["pid"] == one.pid  # parents first
+    intact(one, sums)
+    restored(one)
+    intact(one, sums)
+
+
+def test_a_gpu_kernel_in_a_pid_namespace_is_saved_again(node: Nodes, program: Kernels) -> None:
+    one = program(node())
+    sums = held(one)
+    saved(one)
+    pid = restored(one, "--pid-namespace", "always")["pid"]
+    intact(one, sums)
+    empty(one.images)
+    assert one.dump(pid=pid).finish()["gpu"]["problem"] is None
+    intact(one, sums)
+
+
+def test_without_cuda_state_no_gpu_is_touched(node: Nodes, program: Kernels) -> None:
+    here = node()
+    here.machine.faults("cuInit * error 999")
+    loaded = program(here, "Driver()\nprint('holds', 'nothing', flush=True)\ntime.sleep(100)")
+    held(loaded)
+    assert loaded.save()["gpu"] is None
+    assert restored(loaded)["gpu_s"] is None
+
+
+def test_a_saved_kernel_is_ended_without_its_gpu(node: Nodes, program: Kernels) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    assert one.dump("--leave", "stopped").finish()["reason"] == "usage"
+    intact(one, sums)
+    saved(one, "--leave", "killed")
+    one.supervisor.wait()
+    wait_until(lambda: here.machine.used() == 0, "device memory is free")
+    one.restore().expect("restored")
+    intact(one, sums)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "GPU-1=GPU-2",
+        f"{gpu(0)['uuid']}",
+        f"{gpu(0)['uuid']}={gpu(1)['uuid']}x",
+        f"{gpu(0)['uuid']}/{gpu(1)['uuid']}",
+        f"MIG-{gpu(0)['uuid'][4:]}={gpu(1)['uuid']}",
+    ],
+)
+def test_maps_are_validated(capture: Callable[..., Capture], tmp_path: Path, option: str) -> None:
+    error = capture("restore", "--images-dir", tmp_path, "--gpu-map", option).finish()
+    assert error["reason"] == "usage"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "words"),
+    [
+        ("cuInit * error 3", "gpu_unsupported", "does not start"),
+        ("cuCheckpointProcessLock 2 error 801", "gpu_unsupported", "NOT_SUPPORTED"),
+        ("cuCheckpointProcessCheckpoint 2 error 999", "gpu_failed", "CUDA_ERROR_UNKNOWN"),
+        ("cuCheckpointProcessLock * error 600", "gpu_busy", "did not finish its work"),
+        ("cuCheckpointProcessCheckpoint 2 hang", "gpu_failed", "did not answer"),
+        ("cuCheckpointProcessCheckpoint 2 kill", "gpu_failed", "did not answer"),
+    ],
+)
+def test_a_fault_undoes_the_save(
+    node: Nodes, program: Kernels, fault: str, reason: str, words: str
+) -> None:
+    here = node()
+    one = program(here, PAIR)
+    sums = held(one, 2)
+    here.machine.faults(fault)
+    error = one.dump("--gpu-timeout", "0.5", "--timeout", "3").finish()
+    assert (error["event"], error["reason"]) == ("error", reason), error
+    assert re.search(words, error["message"])
+    here.machine.faults()
+    intact(one, sums)
+    saved(one)
+    intact(one, sums)
+
+
+def test_long_work_on_the_gpu_is_waited_for_and_then_left_alone(
+    node: Nodes, program: Kernels
+) -> None:
+    spin = "print('spins', flush=True); gpu.launch('spin', ms=4000)\nwhile True:"
+    one = program(node(), HOLDER.replace("while True:", spin))
+    sums = held(one)
+    one.wait_line("spins")
+    capture = one.dump("--gpu-timeout", "0.2")
+    error = capture.finish()
+    assert error["reason"] == "gpu_busy", error
+    assert any(event.get("step") == "lock" for event in capture.events)
+    saved(one, "--gpu-timeout", "60")
+    intact(one, sums)
+
+
+def test_a_cancelled_save_unlocks_the_gpu(node: Nodes, program: Kernels) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    here.machine.faults("cuCheckpointProcessLock * error 600")
+    capture = one.dump("--gpu-timeout", "60")
+    capture.expect("gpu")
+    capture.send("cancel")
+    assert capture.finish()["reason"] == "cancelled"
+    intact(one, sums)
+
+
+def test_a_dump_that_criu_fails_gives_the_gpu_back(
+    node: Nodes, program: Kernels, tmp_path: Path
+) -> None:
+    path = tmp_path / "outside.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        connect = f"import socket\ns = socket.socket(1); s.connect({str(path)!r})\n"
+        one = program(node(), connect + HOLDER)
+        sums = held(one)
+        peer, _ = server.accept()
+        with peer:
+            assert one.dump().finish()["reason"] == "criu_failed"
+            intact(one, sums)
+
+
+def test_a_killed_save_gives_the_gpu_back(node: Nodes, program: Kernels) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
+    capture = one.dump()
+    while capture.expect("gpu")["step"] != "checkpoint":
+        pass
+    capture.process.kill()
+    capture.wait()
+    intact(one, sums)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("cuInit * error 100", "gpu_unsupported"),
+        ("cuCheckpointProcessRestore * error 2", "gpu_full"),
+        ("cuCheckpointProcessRestore * hang", "timeout"),
+        ("cuCheckpointProcessRestore * kill", "gpu_failed"),
+        ("cuCheckpointProcessUnlock * error 999", "gpu_stuck"),
+    ],
+)
+def test_a_fault_ends_the_restore_and_the_state_stays(
+    node: Nodes, program: Kernels, fault: str, reason: str
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    saved(one)
+    one.kill()
+    here.machine.faults(fault)
+    error = one.restore("--gpu-timeout", "0.3", "--timeout", "4").finish()
+    assert (error["event"], error["reason"]) == ("error", reason), error
+    wait_until(lambda: here.machine.used() == 0, "device memory is free")
+    here.machine.faults()
+    one.restore().expect("restored")
+    intact(one, sums)
+
+
+def test_a_gpu_that_does_not_come_back_is_told_and_the_state_is_whole(
+    node: Nodes, program: Kernels
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    here.machine.faults("cuCheckpointProcessRestore * error 2")
+    record = saved(one, "--gpu-timeout", "0.3")
+    assert record["problem"]["reason"] == "gpu_full"
+    assert "OUT_OF_MEMORY" in record["problem"]["message"]
+    here.machine.faults()
+    restored(one)
+    intact(one, sums)
+
+
+def test_a_node_with_an_old_driver_says_so(node: Nodes, program: Kernels) -> None:
+    here = node(variant="r550", cuda=12040)
+    capture = here.capture("probe")
+    probe = capture.finish()
+    capture.close()
+    assert probe["gpu"] == {
+        "cuda_version": 12040,
+        "checkpoint": False,
+        "gpu_map": False,
+        "custom_storage": False,
+    }
+    assert [note["reason"] for note in probe["notes"]].count("gpu_unsupported") == 1
+    assert probe["can_capture"]
+
+
+def test_probe_tells_what_the_driver_can(node: Nodes) -> None:
+    capture = node(cuda=13040).capture("probe")
+    probe = capture.finish()
+    capture.close()
+    assert probe["gpu"] == {
+        "cuda_version": 13040,
+        "checkpoint": True,
+        "gpu_map": True,
+        "custom_storage": True,
+    }
+    assert probe["notes"] == []
