@@ -18,6 +18,7 @@ from .errors import CkptError
 from .gpus.asking import inventory
 from .gpus.checks import checks
 from .gpus.inventory import GpuUse
+from .limits import denial
 from .models import Difference, Doctor, DoctorCheck
 from .operations import in_thread
 from .store import StateRecord
@@ -43,7 +44,9 @@ class Ability:
         self._probed: tuple[float, Probe | CkptError] | None = None
 
     def native(self) -> KernelCapture:
-        """The kernel-capture program; ``cannot_capture`` when there is none."""
+        """The kernel-capture program; ``cannot_capture`` when there is none, or it is denied."""
+        if (denied := denial()) is not None:
+            raise denied
         path = find_kernel_capture(self._configured())
         if path is None:
             raise CkptError(

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 from traitlets import Bool, Enum, Float, Integer, List, TraitError, Unicode, validate
-from traitlets.config import LoggingConfigurable
 
 from .errors import CkptError
+from .limits import Limited
 from .models import AutoSaveChoice, AutoSaveLimits, AutoSavePolicy, AutoSaves
 
 #: What users may change: the fields of a policy.
@@ -30,7 +30,7 @@ METADATA: Final = "gpu_ckpt"
 _WEEK: Final = 7 * 24 * 3600.0
 
 
-class AutoSave(LoggingConfigurable):
+class AutoSave(Limited):
     """When kernels are saved automatically; the configuration section is ``AutoSave``."""
 
     enabled = Bool(

@@ -25,6 +25,7 @@ from .capture.native import find_kernel_capture
 from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
+from .limits import Limited, denial
 from .observer import KernelObserver, Restored, RestoreToken, kept_from_kernels, observer_of
 from .operations import in_thread
 from .savability import why_not
@@ -44,7 +45,7 @@ async def started(supervisor: Supervisor, timeout: float) -> None:
         raise
 
 
-class GpuCkptProvisioner(LocalProvisioner):
+class GpuCkptProvisioner(Limited, LocalProvisioner):  # type: ignore[metaclass]  # it is one
     """Runs a kernel on this machine so that it can be saved whole and restored.
 
     Differs from the stock provisioner in what a save needs: the kernel runs below a
@@ -209,6 +210,8 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     def _why_not(self, kwargs: dict[str, Any]) -> CkptError | None:
         """Why the kernel about to be launched could not be saved; ``None``: it could."""
+        if (denied := denial()) is not None:
+            return CkptError("not_savable", denied.message, hint=denied.hint)
         if not self.enabled:
             return CkptError(
                 "not_savable",

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Final
 
 from traitlets import Bool, Float, Integer, List, TraitError, Unicode
-from traitlets.config import LoggingConfigurable
 
+from .limits import Limited
 from .store.keys import KeyCommand, KeyFile, KeyRing, KeySpec, KeyVariable
 from .store.retention import Policy
 
 _LONGEST_COMMAND: Final = 600.0
 
 
-class StoreSettings(LoggingConfigurable):
+class StoreSettings(Limited):
     """Base of :class:`~jupyter_gpu_ckpt.settings.GpuCkpt`, and part of its section."""
 
     key_file = Unicode(

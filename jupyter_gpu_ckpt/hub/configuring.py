@@ -1,0 +1,73 @@
+"""``configure(c)``: what a hub's configuration needs so that its users' kernels can be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from traitlets.config import Config
+
+from ..limits import VARIABLE
+from . import keys
+from .settings import GpuCkptHub
+
+
+def configure(c: Config) -> GpuCkptHub:
+    """Turn saving and restoring on for all users' servers.
+
+    Call it at the end of ``jupyterhub_config.py``: it adds to what is set there.
+
+    Parameters
+    ----------
+    c
+        The hub's configuration. What counts of it is ``c.GpuCkptHub``,
+        ``c.JupyterHub.spawner_class`` and what is set of the spawner.
+
+    Returns
+    -------
+    GpuCkptHub
+        The settings, as they count.
+
+    Raises
+    ------
+    TraitError
+        A setting is wrong; the hub does not start.
+    CkptError
+        ``key_missing``, ``wrong_key``: the master key cannot be used.
+    """
+    hub = GpuCkptHub(config=c)
+    hub.check()
+    if (master := hub.master_key()) is not None:
+        keys.user_key(master, "")  # that there is no key is to be seen now
+    _add_environment(c, environment(hub))
+    return hub
+
+
+def environment(hub: GpuCkptHub) -> dict[str, Callable[[Any], str]]:
+    """Variables of each server, which a spawner fills in when it starts one."""
+    variables: dict[str, Callable[[Any], str]] = {
+        VARIABLE: lambda spawner: hub.limits(
+            spawner.user.name, groups_of(spawner), spawner.name
+        ).encoded()
+    }
+    if (master := hub.master_key()) is not None:
+        variables[keys.VARIABLE] = lambda spawner: keys.user_key(master, spawner.user.name)
+    return variables
+
+
+def groups_of(spawner: Any) -> list[str]:
+    """Names of the groups that the server's user is in."""
+    return [group.name for group in spawner.user.groups]
+
+
+def _add_environment(c: Config, variables: dict[str, Callable[[Any], str]]) -> None:
+    """Add to the environment of servers, in whichever section it is set."""
+    set_in = [
+        name
+        for name in c
+        if name.endswith("Spawner") and isinstance(c[name].get("environment"), dict)
+    ]
+    for name in set_in:
+        c[name].environment = {**c[name].environment, **variables}
+    if "Spawner" not in set_in:
+        c.Spawner.environment.update(variables)

@@ -1,0 +1,376 @@
+"""What a JupyterHub's administrator sets for all users' servers: the traits of `c.GpuCkptHub`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicode, validate
+from traitlets.config import LoggingConfigurable
+
+from ..autosave import FIELDS, SECONDS
+from ..limits import Limits, Rule, plain
+from .keys import VARIABLE as KEY_VARIABLE
+
+#: Settings that users may be let change, by the section of their servers' configuration.
+SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "AutoSave": tuple(FIELDS),
+    "GpuCkpt": (
+        "keep_last",
+        "keep_hourly",
+        "keep_daily",
+        "max_age",
+        "restore_on_start",
+        "restore_on_death",
+        "refresh_environment",
+    ),
+}
+_ALL: Final = tuple(name for names in SECTIONS.values() for name in names)
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
+
+
+class GpuCkptHub(LoggingConfigurable):
+    """Saving and restoring kernels for a hub's users; the configuration section is ``GpuCkptHub``.
+
+    What is set here is the default in every server, and for what users may not change it is all
+    that counts. ``None`` leaves a setting at the server's own default.
+    """
+
+    # -- who -----------------------------------------------------------------------------
+
+    allow_all = Bool(
+        None,
+        allow_none=True,
+        config=True,
+        help="Whether everybody's kernels can be saved. None: yes, unless allowed_users or "
+        "allowed_groups is set.",
+    )
+    allowed_users = List(
+        Unicode(),
+        config=True,
+        help="Names of users whose kernels can be saved. Empty: see allow_all.",
+    )
+    allowed_groups = List(
+        Unicode(), config=True, help="The hub's groups whose members' kernels can be saved."
+    )
+
+    # -- where ---------------------------------------------------------------------------
+
+    store_url = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Where saved states are kept, as GpuCkpt.store_url: a folder or a URL. {username} and "
+        "{servername} in it stand for the user's and the named server's name, made safe for a "
+        "path. None: below the user's home folder.",
+    )
+    store_options = Dict(
+        config=True,
+        help="fsspec's options for store_url, such as endpoint_url. No credentials: users can read "
+        "them. Give servers theirs through the environment, a mounted file, or the node's role.",
+    )
+
+    # -- keys ----------------------------------------------------------------------------
+
+    master_key_file = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="File, which only the hub may read, with a key from which each user's is derived; "
+        "`jupyter gpu-ckpt new-key FILE` makes one. A server gets its user's in its environment.",
+    )
+    key_file = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Path of the file with the user's key, in the server. {username} is filled in.",
+    )
+    key_env = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Environment variable of the user's server that holds the user's key, where the "
+        "spawner or the image sets one.",
+    )
+    key_command = List(
+        Unicode(),
+        config=True,
+        help="Command, in the user's server, that prints the user's key: the program and its "
+        "arguments. {username} is filled in.",
+    )
+
+    # -- how much ------------------------------------------------------------------------
+
+    quota = Integer(
+        None,
+        allow_none=True,
+        min=0,
+        config=True,
+        help="Bytes that a user's states may take. None: no limit.",
+    )
+    group_quotas = Dict(
+        value_trait=Integer(min=0),
+        config=True,
+        help="Bytes for members of groups, instead of quota. Of several groups the most counts.",
+    )
+    user_quotas = Dict(
+        value_trait=Integer(min=0),
+        config=True,
+        help="Bytes for single users, instead of quota and group_quotas.",
+    )
+    upload_bandwidth = Float(
+        None,
+        allow_none=True,
+        min=0.0,
+        config=True,
+        help="Bytes a second that the uploads of a server take at most. 0: no limit.",
+    )
+    keep_last = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_last.")
+    most_keep_last = Integer(
+        None, allow_none=True, min=0, config=True, help="The most keep_last that a user may choose."
+    )
+    keep_hourly = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_hourly.")
+    keep_daily = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_daily.")
+    max_age = Float(
+        None,
+        allow_none=True,
+        min=0.0,
+        config=True,
+        help="Seconds after which a user's states are removed, as GpuCkpt.max_age.",
+    )
+    most_max_age = Float(
+        None,
+        allow_none=True,
+        min=0.0,
+        config=True,
+        help="The most max_age that a user may choose.",
+    )
+
+    # -- when ----------------------------------------------------------------------------
+
+    enabled = Bool(None, allow_none=True, config=True, help="As AutoSave.enabled.")
+    idle = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.idle.")
+    interval = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.interval.")
+    long_cell = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.long_cell.")
+    hibernate = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.hibernate.")
+    before_shutdown = Bool(None, allow_none=True, config=True, help="As AutoSave.before_shutdown.")
+    before_preemption = Bool(
+        None, allow_none=True, config=True, help="As AutoSave.before_preemption."
+    )
+    before_cull = Bool(None, allow_none=True, config=True, help="As AutoSave.before_cull.")
+    shortest = Float(
+        60.0,
+        min=0.0,
+        config=True,
+        help="Shortest idle, interval, long_cell and hibernate that users may choose, in seconds; "
+        "default 60.",
+    )
+    shutdown_deadline = Float(
+        20.0,
+        min=0.0,
+        config=True,
+        help="Seconds that a server's saves may take when the hub stops it; default 20.",
+    )
+    upload_timeout = Float(
+        60.0,
+        min=0.0,
+        config=True,
+        help="Seconds that it waits for uploads then, where states are kept on a remote system; "
+        "default 60. The spawner is told to wait for both.",
+    )
+
+    # -- restoring, and the rest ---------------------------------------------------------
+
+    restore_on_start = Enum(
+        ["prompt", "always", "never"],
+        None,
+        allow_none=True,
+        config=True,
+        help="What a new server does with the kernels of the last one, as "
+        "GpuCkpt.restore_on_start.",
+    )
+    restore_on_death = Bool(None, allow_none=True, config=True, help="As GpuCkpt.restore_on_death.")
+    refresh_environment = List(
+        Unicode(),
+        None,
+        allow_none=True,
+        config=True,
+        help="Patterns of environment variables that restored kernels get anew, as "
+        "GpuCkpt.refresh_environment.",
+    )
+    users_may_change = List(
+        Unicode(),
+        list(_ALL),
+        config=True,
+        help="Which settings users may change, within the limits; what is not named is fixed, also "
+        "against the configuration of a server's image. Default: " + ", ".join(_ALL) + ".",
+    )
+    server_config = Dict(
+        value_trait=Dict(),
+        config=True,
+        help="Further settings that are fixed in every server, by section and trait: "
+        '{"GpuCkpt": {"local_tier_dir": "/scratch/states"}}.',
+    )
+
+    @validate("users_may_change")
+    def _check_names(self, proposal: dict[str, Any]) -> list[str]:
+        names: list[str] = proposal["value"]
+        if unknown := sorted(set(names) - set(_ALL)):
+            raise TraitError(
+                f"GpuCkptHub.users_may_change names what cannot be changed: {', '.join(unknown)}."
+            )
+        return names
+
+    @validate("store_url", "key_file")
+    def _check_template(self, proposal: dict[str, Any]) -> str | None:
+        template: str | None = proposal["value"]
+        for field in _FIELD.findall(template or ""):
+            if field not in ("username", "servername"):
+                raise TraitError(
+                    f"GpuCkptHub.{proposal['trait'].name}: {{{field}}} stands for nothing; "
+                    "{username} and {servername} do."
+                )
+        return template
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other; called once, when the hub starts.
+
+        Raises
+        ------
+        TraitError
+            They do.
+        """
+        if self.allow_all and (self.allowed_users or self.allowed_groups):
+            raise TraitError(
+                "GpuCkptHub.allow_all lets everybody save kernels, and allowed_users or "
+                "allowed_groups only some: set one of them."
+            )
+        keys = ("master_key_file", "key_file", "key_env", "key_command")
+        if len(found := [name for name in keys if getattr(self, name)]) > 1:
+            raise TraitError(f"Only one of GpuCkptHub.{' and GpuCkptHub.'.join(found)} can be set.")
+
+    # -- what counts for one user --------------------------------------------------------
+
+    def allows(self, user: str, groups: Collection[str]) -> bool:
+        """Whether a user's kernels may be saved."""
+        if self.allow_all is not None:
+            everybody = self.allow_all
+        else:
+            everybody = not (self.allowed_users or self.allowed_groups)
+        return everybody or user in self.allowed_users or bool({*groups} & {*self.allowed_groups})
+
+    def quota_of(self, user: str, groups: Collection[str]) -> int | None:
+        """Bytes that a user's states may take; ``None``: no limit."""
+        if user in self.user_quotas:
+            return int(self.user_quotas[user])
+        of_groups = [self.group_quotas[name] for name in groups if name in self.group_quotas]
+        return max(of_groups) if of_groups else self.quota
+
+    def limits(self, user: str, groups: Collection[str] = (), server: str = "") -> Limits:
+        """What a server's own configuration may set.
+
+        Parameters
+        ----------
+        user, groups
+            The user's name, and the groups that the user is in.
+        server
+            The name of a named server.
+        """
+        if not self.allows(user, groups):
+            return Limits(
+                rules={
+                    "GpuCkptProvisioner": {"enabled": _fixed(False)},
+                    "AutoSave": {"enabled": _fixed(False), "locked": _fixed(list(FIELDS))},
+                },
+                denied="This JupyterHub does not let your kernels be saved.",
+            )
+        rules = {section: self._rules(names) for section, names in SECTIONS.items()}
+        most = {"keep_last": self.most_keep_last, "max_age": self.most_max_age}
+        for name, value in most.items():
+            rule = rules["GpuCkpt"].get(name, Rule())
+            if value is not None and not rule.fixed:
+                rules["GpuCkpt"][name] = Rule(value=rule.value, most=value)
+        for name in SECONDS:
+            rule = rules["AutoSave"].get(name, Rule())
+            if not rule.fixed:
+                rules["AutoSave"][name] = Rule(value=rule.value, least=self.shortest)
+        rules["AutoSave"] |= {
+            "shortest": _fixed(self.shortest),
+            "locked": _fixed([name for name in FIELDS if name not in self.users_may_change]),
+            "shutdown_deadline": Rule(value=self.shutdown_deadline, most=self.shutdown_deadline),
+        }
+        rules["GpuCkpt"] |= {
+            "owner": _fixed(user),
+            "upload_timeout": Rule(value=self.upload_timeout, most=self.upload_timeout),
+            **self._place(user, server),
+            **self._keys(user),
+        }
+        if (quota := self.quota_of(user, groups)) is not None:
+            rules["GpuCkpt"]["quota"] = Rule(value=quota, most=quota)
+        if self.upload_bandwidth is not None:
+            rules["GpuCkpt"]["upload_bandwidth"] = Rule(
+                value=self.upload_bandwidth, most=self.upload_bandwidth or None
+            )
+        for section, values in self.server_config.items():
+            fixed = {name: _fixed(value) for name, value in values.items()}
+            rules[section] = {**rules.get(section, {}), **fixed}
+        return Limits(rules=plain(rules))
+
+    def _rules(self, names: Collection[str]) -> dict[str, Rule]:
+        """Rules for settings that the administrator has set, or does not let be changed."""
+        rules = {}
+        for name in names:
+            value, free = getattr(self, name), name in self.users_may_change
+            if value is not None:
+                rules[name] = Rule(value=value, fixed=not free)
+            elif not free:
+                rules[name] = Rule(fixed=True)
+        return rules
+
+    def _place(self, user: str, server: str) -> dict[str, Rule]:
+        if self.store_url is None:
+            return {}
+        url = filled(self.store_url, user, server)
+        return {"store_url": _fixed(url), "store_options": _fixed(dict(self.store_options))}
+
+    def _keys(self, user: str) -> dict[str, Rule]:
+        values: dict[str, Any] = {"key_file": None, "key_env": None, "key_command": []}
+        if self.master_key_file:
+            values["key_env"] = KEY_VARIABLE
+        elif self.key_file:
+            values["key_file"] = filled(self.key_file, user, "")
+        elif self.key_env:
+            values["key_env"] = self.key_env
+        elif self.key_command:
+            values["key_command"] = [part.replace("{username}", user) for part in self.key_command]
+        else:
+            return {}
+        return {name: _fixed(value) for name, value in values.items()}
+
+    def master_key(self) -> Path | None:
+        """File of the key from which users' keys are derived."""
+        return Path(self.master_key_file).expanduser() if self.master_key_file else None
+
+
+def safe(name: str) -> str:
+    """A name as one part of a path or URL; no two names become the same.
+
+    Nothing in it leads out of a folder. ``_`` stands for no name, as for a server without one.
+    """
+    quoted = quote(name, safe="@") if name else "_"
+    if quoted.startswith(".") or (name and quoted.startswith("_")):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted
+
+
+def filled(template: str, user: str, server: str) -> str:
+    """A template with the names filled in, made safe."""
+    names = {"username": safe(user), "servername": safe(server)}
+    return _FIELD.sub(lambda match: names[match[1]], template)
+
+
+def _fixed(value: Any) -> Rule:
+    return Rule(value=value, fixed=True)
