@@ -137,7 +137,8 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
 {
     double slice = first_slice;
     for (;;) {
-        double left = deadline - io_now();
+        double asked = io_now();
+        double left = deadline - asked;
         double now = slice < left ? slice : left;
         struct cuda_lock_args args = {.timeout_ms = now > 0.001 ? (unsigned)(now * 1000.0) : 1};
         if (!step(work, CUDA_OP_LOCK, task->pid, now + short_call(work)))
@@ -147,7 +148,9 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
             return true;
         if (error != CUDA_ERROR_NOT_READY)
             return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be halted");
-        if (left <= slice) {
+        /* A driver that does not wait is not asked all the time. */
+        io_sleep_ms(io_until(asked + now, retry_ms));
+        if (io_now() >= deadline) {
             char words[256];
             cuda_error_words(work->driver, error, words, sizeof(words));
             return kc_fail(result, KC_GPU_BUSY,

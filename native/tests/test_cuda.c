@@ -449,6 +449,7 @@ static void test_helper(void)
     cuda_thaw(&cuda);
     CHECK(cuda.problem.reason == KC_GPU_STUCK);
     CHECK(begin(&cuda, target, &tree)); /* cancelled */
+    cuda.shared->lock_timeout = 60.0;
     fail_with('L', 0, -1, CUDA_ERROR_NOT_READY);
     wanted = false;
     CHECK(!cuda_freeze(&cuda, &result) && result.reason == KC_CANCELLED);
