@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from .capture import procfs
 from .capture.node import node_id
-from .store import Lease, StateStore
+from .store import KernelRecord, Lease, StateStore
 
 
 class _Seen(NamedTuple):
@@ -68,6 +68,14 @@ class Liveness:
     def is_of_this_node(self, lease: Lease) -> bool:
         """Whether a server of this node wrote a lease."""
         return lease.node_id == self._node_id
+
+    def is_lost(self, record: KernelRecord) -> bool:
+        """Whether a kernel ended without its user's wish."""
+        if record.dismissed:
+            return False
+        if record.lease is None:
+            return record.offer is not None
+        return self.has_run_out(record.kernel_id, record.lease)
 
     def has_run_out(self, kernel_id: str, lease: Lease) -> bool:
         """Whether whoever wrote this lease runs the kernel no more."""

@@ -19,6 +19,7 @@ from .alarms import Alarms
 from .autosave import AutoSave, UserChoice, from_metadata, merged
 from .endings import Endings
 from .errors import CkptError
+from .failed_saves import FailedSaves
 from .foretold import Foretold
 from .kernel_requests import KernelRequests
 from .models import AutoSaveChoice, AutoSaves, Operation
@@ -57,6 +58,7 @@ class Policies:
         # One at a time: kernels that fall idle together are not saved together.
         self._turn = asyncio.Lock()
         self._stopped = False
+        self._failed = FailedSaves(keeper)
         self.requests = KernelRequests(keeper, self)
         self._endings = Endings(keeper, self)
         self.foretold = Foretold(keeper, self, self._endings)
@@ -109,6 +111,7 @@ class Policies:
     def operation_ended(self, run: Run) -> None:
         """A save or a restore is over, whoever asked for it."""
         metrics.count(run.model)
+        self._failed.ended(run.model)
         work, model = self.work_of(run.model.kernel_id), run.model
         if work is None:
             return

@@ -337,11 +337,8 @@ class Leases:
         )
 
     def _is_lost(self, record: KernelRecord) -> bool:
-        if record.dismissed or self._tracker.get(record.kernel_id) is not None:
-            return False
-        if record.lease is None:
-            return record.offer is not None
-        return self._liveness.has_run_out(record.kernel_id, record.lease)
+        running = self._tracker.get(record.kernel_id) is not None
+        return not running and self._liveness.is_lost(record)
 
 
 def _same(old: KernelRecord, new: KernelRecord) -> bool:

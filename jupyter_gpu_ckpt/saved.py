@@ -61,11 +61,12 @@ class SavedStates:
     ) -> list[models.State]:
         """States, newest first; ``restorable`` is not checked, but for damaged ones."""
         store = self._keeper.store
-        records, damaged, costs = await in_thread(store.listing, kernel_id, path)
-        found = [describe.state(record, cost=costs.get(record.id)) for record in records]
+        listing = await in_thread(store.listing, kernel_id, path)
+        costs = listing.costs
+        found = [describe.state(record, cost=costs.get(record.id)) for record in listing.states]
         if path is None:
             # Which notebook they are of is among what cannot be read.
-            found += map(describe.unreadable, damaged)
+            found += map(describe.unreadable, listing.damaged)
         return sorted(found, key=lambda state: (state.created, state.id), reverse=True)
 
     async def contents(self, state_id: str) -> models.Contents:

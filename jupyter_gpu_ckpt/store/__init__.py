@@ -1,5 +1,6 @@
 """Where states live: chunks, manifests and kernel records in a folder (docs/format.md)."""
 
+from .failures import SaveFailure
 from .layout import make_private_dir
 from .reader import StateReader
 from .records import DamagedState, GcResult, KernelRecord, Lease, LostRange, StateMeta, StateRecord
@@ -14,6 +15,7 @@ __all__ = [
     "Layout",
     "Lease",
     "LostRange",
+    "SaveFailure",
     "StateMeta",
     "StateReader",
     "StateRecord",

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from ..errors import CkptError
+from . import failures as failed
 from .clocks import has_one_clock
 from .keys import KeyRing
 from .layout import check_kernel_id, create_file, move_into, owner_folder, translated
@@ -219,6 +220,58 @@ class KernelStore:
             except FileNotFoundError:
                 return
             tidy(folder)
+
+    # -- saves that failed -----------------------------------------------------------------
+
+    def note_failure(self, failure: failed.SaveFailure) -> None:
+        """Note that a kernel's last save failed, until :meth:`clear_failure`.
+
+        Raises
+        ------
+        CkptError
+            ``unknown_kernel`` for an id that cannot be one, ``no_space``.
+        """
+        check_kernel_id(failure.kernel_id)
+        owner = self._create()
+        path = owner.kernels / failure.kernel_id / failed.NAME
+        temporary = owner.writers / f".failure-{secrets.token_hex(8)}"
+        with translated(WRITING):
+            before = failed.read(path)
+            if before is None:
+                failed.make_room(owner.kernel_folders(), self.clear_failure)
+            data = failed.encode(failure, before)
+            try:
+                create_file(temporary, data)
+                move_into(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        self._send_failure(failure.kernel_id, data)
+
+    def clear_failure(self, kernel_id: str) -> None:
+        """A kernel was saved, or nobody wants to know any more why it could not be."""
+        check_kernel_id(kernel_id)
+        owner = self._open()
+        if owner is None:
+            return
+        with translated(WRITING):
+            try:
+                (owner.kernels / kernel_id / failed.NAME).unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            tidy(owner.kernels / kernel_id)
+        self._send_failure(kernel_id, None)
+
+    def failures(self) -> list[failed.SaveFailure]:
+        """Kernels whose last save failed, newest failure first."""
+        owner = self._open()
+        if owner is None:
+            return []
+        with translated(READING):
+            found = [failed.read(folder / failed.NAME) for folder in owner.kernel_folders()]
+        return sorted((one for one in found if one), key=lambda one: one.at, reverse=True)
+
+    def _send_failure(self, kernel_id: str, data: bytes | None) -> None:
+        """What else is to be done with a failure's file; for stores with another tier."""
 
 
 def _load_kernel(path: Path) -> KernelRecord | None:

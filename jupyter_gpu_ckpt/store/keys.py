@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from blake3 import blake3
 
@@ -116,7 +116,11 @@ class KeyCommand:
         return result.stdout[:_LONGEST_TEXT].decode("ascii", "replace")
 
 
-KeySpec = KeyFile | KeyVariable | KeyCommand
+class KeySpec(Protocol):
+    """Where a key comes from; can be hashed, and its text says so without any of the key."""
+
+    def text(self, timeout: float) -> str:
+        """Get the key's text within `timeout` seconds; raises ``CkptError("key_missing")``."""
 
 
 class KeyRing:

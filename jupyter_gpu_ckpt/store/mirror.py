@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import CkptError
+from . import failures
 from .clocks import uptime
 from .damage import Damaged
 from .layout import make_private_dir
@@ -202,6 +203,8 @@ class Mirror:
     def _changing(self, owner: OwnerStore, listed: Listed) -> Iterable[tuple[str, Path, Found]]:
         for kernel, found in listed.kernels.items():
             yield self._remote.kernel_name(kernel), owner.kernels / kernel / "kernel.json", found
+        for kernel, found in listed.failures.items():
+            yield self._remote.failure_name(kernel), owner.kernels / kernel / failures.NAME, found
         for state, (kernel, found) in listed.marks.items():
             path = owner.manifest(kernel, state).with_suffix(".marks.json")
             yield self._remote.marks_name(kernel, state), path, found
@@ -243,11 +246,14 @@ class Mirror:
             self._tier.forget(state)
 
     def _forget_gone(self, owner: OwnerStore, listed: Listed, unsent: set[str]) -> None:
-        """Forget kernel records that were there and are not any more."""
+        """Forget kernel records, and failures, that were there and are not any more."""
         for name in list(self._seen):
             parts = name.split("/")
-            if len(parts) == 3 and parts[1] not in listed.kernels and name not in unsent:
-                (owner.kernels / parts[1] / "kernel.json").unlink(missing_ok=True)
+            if len(parts) != 3 or name in unsent:
+                continue
+            there = listed.failures if parts[2] == failures.NAME else listed.kernels
+            if parts[1] not in there:
+                (owner.kernels / parts[1] / parts[2]).unlink(missing_ok=True)
                 del self._seen[name]
                 self._modified.pop(name, None)
 

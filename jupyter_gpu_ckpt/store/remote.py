@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from . import failures
 from .clocks import uptime
 from .layout import is_kernel_id, is_state_id
 from .objects import Found, Missing, Objects
@@ -35,6 +36,7 @@ class Listed(NamedTuple):
     states: dict[str, tuple[str, Found]]
     kernels: dict[str, Found]
     marks: dict[str, tuple[str, Found]]
+    failures: dict[str, Found]
 
 
 class RemoteOwner:
@@ -71,6 +73,11 @@ class RemoteOwner:
         return f"kernels/{kernel_id}/kernel.json"
 
     @staticmethod
+    def failure_name(kernel_id: str) -> str:
+        """Name of what is noted of a kernel's last save that failed."""
+        return f"kernels/{kernel_id}/{failures.NAME}"
+
+    @staticmethod
     def pack_name(pack: str) -> str:
         """Name of a pack."""
         return f"packs/{pack_key(pack)}"
@@ -79,11 +86,13 @@ class RemoteOwner:
 
     def listed(self) -> Listed:
         """All states, kernel records and marks; names that are not ours are left out."""
-        found = Listed({}, {}, {})
+        found = Listed({}, {}, {}, {})
         for name, entry in self.objects.list("kernels").items():
             match name.split("/"):
                 case ["kernels", kernel, "kernel.json"] if is_kernel_id(kernel):
                     found.kernels[kernel] = entry
+                case ["kernels", kernel, failures.NAME] if is_kernel_id(kernel):
+                    found.failures[kernel] = entry
                 case ["kernels", kernel, "states", file] if is_kernel_id(kernel):
                     state, _, rest = file.partition(".")
                     if is_state_id(state) and rest == "json":

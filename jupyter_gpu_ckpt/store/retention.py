@@ -110,6 +110,11 @@ def costs(states: Sequence[Held], sizes: Mapping[str, int]) -> dict[str, int]:
     return {state.id: space.alone(state) for state in states}
 
 
+def used(states: Iterable[Held], sizes: Mapping[str, int]) -> int:
+    """Bytes that all states take together, which is what a quota counts."""
+    return _Space(states, sizes).bytes
+
+
 def plan(
     states: Sequence[Held],
     sizes: Mapping[str, int],

@@ -372,6 +372,10 @@ class TieredStore(StateStore):
         name = self._remote.kernel_name(kernel_id)
         self._records.send(name, data, self._mirror.version(name))
 
+    def _send_failure(self, kernel_id: str, data: bytes | None) -> None:
+        name = self._remote.failure_name(kernel_id)
+        self._records.send(name, data, self._mirror.version(name))
+
 
 def _holder(record: KernelRecord | None) -> tuple[str, int, float] | None:
     """Which server runs a kernel, by its record."""

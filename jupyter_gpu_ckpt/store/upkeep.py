@@ -17,7 +17,7 @@ from .layout import check_kernel_id, translated
 from .local_files import LocalFiles, pack_files
 from .owner import OwnerStore
 from .records import DamagedState, GcResult, StateRecord
-from .retention import Held, Policy, Removal, check_room, costs, plan
+from .retention import Held, Policy, Removal, check_room, costs, plan, used
 from .seal import manifest_packs
 from .sweep import sweep
 
@@ -25,12 +25,14 @@ from .sweep import sweep
 class Listing(NamedTuple):
     """States, newest first, those that cannot be read, and what deleting each alone would free.
 
-    The costs are in bytes, by ids, and of all states of the owner.
+    The costs are in bytes, by ids, and of all states of the owner; `used` is what these take
+    together, which is less than the sum of their sizes and more than that of the costs.
     """
 
     states: list[StateRecord]
     damaged: list[DamagedState]
     costs: dict[str, int]
+    used: int = 0
 
 
 class Upkeep(Catalog):
@@ -53,8 +55,13 @@ class Upkeep(Catalog):
         seen = self._seen(owner)
         with translated(READING):
             held = self._held(seen)
-            freed = costs(held, self._pack_sizes(owner, held))
-        return Listing(self._states(seen, kernel_id, path), damaged_among(seen, kernel_id), freed)
+            sizes = self._pack_sizes(owner, held)
+        return Listing(
+            self._states(seen, kernel_id, path),
+            damaged_among(seen, kernel_id),
+            costs(held, sizes),
+            used(held, sizes),
+        )
 
     def costs(self) -> dict[str, int]:
         """What deleting each state alone would free, in bytes, by the states' ids."""

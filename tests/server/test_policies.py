@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import sys
 import time
@@ -14,9 +15,10 @@ from traitlets import TraitError
 from jupyter_gpu_ckpt.autosave import AutoSave
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.models import AutoSaveChoice
+from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.tracking import TrackedKernel
 from jupyter_gpu_ckpt.work import Work
-from tests.harness.client import ApiError, EventStream, KernelClient
+from tests.harness.client import ApiError, EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 
 Start = Callable[..., KernelClient]
@@ -136,7 +138,7 @@ def test_kernels_are_left_alone(server: JupyterServer, start: Start, lasting_hom
 
 
 def test_what_cannot_be_saved_is_told_once_and_tried_again(
-    server: JupyterServer, start: Start
+    server: JupyterServer, lasting_home: Home, start: Start
 ) -> None:
     events = server.client.events()
     kernel = start()
@@ -150,8 +152,14 @@ def test_what_cannot_be_saved_is_told_once_and_tried_again(
 
     events.wait("it is tried again", lambda: failures() >= 3, 30)
     assert len(events.of("kernel", action="autosave_failed")) == 1
+    store = StateStore(lasting_home.store, getpass.getuser())
+    wait_for("the store says so", lambda: store.failures() and store.failures()[0].count >= 3, 30)
+    (noted,) = store.failures()
+    assert (noted.kernel_id, noted.cause, noted.reason) == (kernel.id, "idle", "not_savable")
+    assert noted.message == told["message"]
     kernel.run("child.kill(); child.wait()")
     saved(events, kernel, "idle")
+    wait_for("it does not any more", lambda: store.failures() == [], 30)
     metrics = server.client._http.get(server.base_url + "metrics").text
     assert f'gpu_ckpt_last_save_timestamp_seconds{{kernel_id="{kernel.id}"}}' in metrics
     assert 'gpu_ckpt_operations_total{cause="idle",kind="save",reason="",status="done"}' in metrics

@@ -18,6 +18,7 @@ from jupyter_gpu_ckpt.store.tiers import TieredStore
 from tests.harness.s3 import Proxy, S3Server
 from tests.store.conftest import KERNEL, extract, make_meta, noise, pack_files, snapshot
 from tests.store.remote.conftest import everywhere
+from tests.store.test_failures import failure
 
 MIB = 1 << 20
 
@@ -527,3 +528,13 @@ def test_two_servers_of_one_node_upload_each_state_once(
     assert first.stop(20) == [] == second.stop(20)
     for state in ids:
         assert proxy.count("PUT", f"states/{state}.json") == 1
+
+
+def test_another_node_knows_of_a_save_that_failed(node: Node) -> None:
+    a, b = node("a"), node("b", start=False)
+    a.put_kernel(KernelRecord(kernel_id=KERNEL, kernel_name="p", display_name="P"))
+    a.note_failure(failure())
+    wait_for(lambda: [found.message for found in b.failures()] == ["Too large."])
+    a.clear_failure(KERNEL)
+    wait_for(lambda: b.failures() == [])
+    assert [record.kernel_id for record in b.kernels()] == [KERNEL]
