@@ -11,6 +11,7 @@ import {
 import { showDetails } from './dialogs/details';
 import { RestoreDialog } from './dialogs/restore';
 import type { IFace } from './face';
+import type { OperationFollower } from './follower';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import type { KernelPages } from './pages';
@@ -69,10 +70,13 @@ export class Actions {
 
   /** Let the user choose a state and what to do with it. */
   async restore(target: ITarget): Promise<void> {
-    const { api, trans } = this._options;
+    const { model, notices, trans } = this._options;
     const states = () => this._states(target);
+    const leave = (follower: OperationFollower) =>
+      void notices.follow(follower);
     for (;;) {
-      const choice = await RestoreDialog.show({ api, trans, states });
+      const options = { model, trans, states, leave };
+      const choice = await RestoreDialog.show(options);
       if (choice?.action === 'delete') {
         // Dialogs do not stack: the list comes back after the question.
         await this._delete(choice.state);

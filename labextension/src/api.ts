@@ -121,6 +121,26 @@ export interface IContents {
   kinds: IContentsSum[];
 }
 
+/** What is lost of a state: a mapping, a shared memory or a file. */
+export interface ILostItem {
+  kind: ContentsKind;
+  name: string;
+  /** What is lost of it, in bytes. */
+  size: number;
+}
+
+/** What a check of a state found. */
+export interface IVerification {
+  intact: boolean;
+  /** What was read, in bytes. */
+  size: number;
+  /** What of that cannot be read back, in bytes. */
+  lost: number;
+  items: ILostItem[];
+  /** The newest older state of the kernel that is whole. */
+  older: string | null;
+}
+
 export interface IOperationResult {
   state_id: string;
   kernel_id: string;
@@ -128,6 +148,8 @@ export interface IOperationResult {
   size: number;
   frozen_seconds: number | null;
   warnings: string[];
+  /** Of a check only. */
+  verification: IVerification | null;
 }
 
 /** A long operation on one kernel; progress from 0 to 1. */
@@ -256,6 +278,11 @@ export class KernelStateAPI {
 
   deleteState(stateId: string): Promise<void> {
     return this._send('DELETE', `/states/${encodeURIComponent(stateId)}`);
+  }
+
+  /** Read all of a state back. */
+  verify(stateId: string): Promise<IOperation> {
+    return this._send('POST', `/states/${encodeURIComponent(stateId)}/verify`);
   }
 
   restore(stateId: string, mode: RestoreMode): Promise<IOperation> {

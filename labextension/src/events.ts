@@ -25,7 +25,8 @@ export interface IOperationEvent {
 /** Something happened to a kernel or to a state of it. */
 export interface IKernelEvent {
   type: 'kernel';
-  action: 'restored' | 'restore_failed' | 'lost' | 'state_deleted';
+  action:
+    'restored' | 'restore_failed' | 'lost' | 'state_durable' | 'state_deleted';
   kernel_id: string;
   path: string | null;
   state_id: string | null;

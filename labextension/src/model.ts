@@ -46,6 +46,11 @@ export class KernelStates implements IDisposable {
     return this._kernelEvent;
   }
 
+  /** Emitted when there is a state more or less, or something new of one. */
+  get statesChanged(): ISignal<this, void> {
+    return this._statesChanged;
+  }
+
   /** Emitted when the server is about to end. */
   get serverEvent(): ISignal<this, IServerEvent> {
     return this._serverEvent;
@@ -119,7 +124,9 @@ export class KernelStates implements IDisposable {
     follower.changed.connect((_, current) => this._onOperation(current));
     void follower.done.then(async final => {
       this._followers.delete(final.id);
-      await this.refresh(final.kernel_id);
+      if (final.kind !== 'verify') {
+        await this.refresh(final.kernel_id);
+      }
     });
     this._onOperation(operation);
     this._operationStarted.emit(follower);
@@ -132,6 +139,9 @@ export class KernelStates implements IDisposable {
       this._onOperationEvent(event);
     } else if (event?.type === 'kernel') {
       this._kernelEvent.emit(event);
+      if (event.action.startsWith('state_')) {
+        this._statesChanged.emit();
+      }
       if (this._entries.has(event.kernel_id)) {
         void this.refresh(event.kernel_id);
       }
@@ -141,14 +151,15 @@ export class KernelStates implements IDisposable {
   }
 
   private _onOperationEvent(event: IOperationEvent): void {
-    if (event.kind === 'verify') {
-      // Nothing happens to the kernel meanwhile.
-      return;
-    }
     const follower = this._followers.get(event.operation_id);
     if (follower) {
       follower.handleEvent(event);
-    } else if (!isFinal(event) && this._entries.has(event.kernel_id)) {
+    } else if (
+      // Nothing happens to a kernel while a state of it is checked.
+      event.kind !== 'verify' &&
+      !isFinal(event) &&
+      this._entries.has(event.kernel_id)
+    ) {
       this.follow({
         id: event.operation_id,
         kind: event.kind,
@@ -164,11 +175,14 @@ export class KernelStates implements IDisposable {
         error: null
       });
     }
+    if (isFinal(event)) {
+      this._statesChanged.emit();
+    }
   }
 
   private _onOperation(operation: IOperation): void {
     const entry = this._entries.get(operation.kernel_id);
-    if (!entry) {
+    if (!entry || operation.kind === 'verify') {
       return;
     }
     if (!isFinal(operation)) {
@@ -180,7 +194,7 @@ export class KernelStates implements IDisposable {
 
   private _operationOf(kernelId: string): IOperation | null {
     for (const { operation } of this._followers.values()) {
-      if (operation.kernel_id === kernelId) {
+      if (operation.kernel_id === kernelId && operation.kind !== 'verify') {
         return operation;
       }
     }
@@ -199,6 +213,7 @@ export class KernelStates implements IDisposable {
   private _kernelEvent = new Signal<this, IKernelEvent>(this);
   private _operationStarted = new Signal<this, OperationFollower>(this);
   private _serverEvent = new Signal<this, IServerEvent>(this);
+  private _statesChanged = new Signal<this, void>(this);
   private _stream: Event.Stream;
   private _tickets = new Map<string, number>();
 }

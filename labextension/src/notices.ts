@@ -1,7 +1,8 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IOperation, KernelStateAPI } from './api';
+import type { IOperation, IVerification, KernelStateAPI } from './api';
+import { foundText, lostTexts } from './dialogs/check';
 import { showDetails } from './dialogs/details';
 import { explain } from './face';
 import type { OperationFollower } from './follower';
@@ -54,10 +55,11 @@ export class Notices {
   async follow(follower: OperationFollower): Promise<IOperation> {
     const trans = this._trans;
     const { operation } = follower;
-    const text =
-      operation.kind === 'save'
-        ? trans.__('Saving kernel state…')
-        : trans.__('Restoring kernel state…');
+    const text = {
+      save: trans.__('Saving kernel state…'),
+      restore: trans.__('Restoring kernel state…'),
+      verify: trans.__('Verifying kernel state…')
+    }[operation.kind];
     const id = Notification.emit(text, 'in-progress', {
       autoClose: false,
       progress: operation.progress,
@@ -258,25 +260,28 @@ export class Notices {
   private _ended(operation: IOperation, id: string): void {
     const trans = this._trans;
     const { kind, status, result, error } = operation;
-    const saving = kind === 'save';
     if (status === 'cancelled') {
       show(
         id,
-        saving
-          ? trans.__(
-              'Saving the kernel state was cancelled. The kernel runs on.'
-            )
-          : trans.__(
-              'Restoring was cancelled. The saved state is still there.'
-            ),
+        {
+          save: trans.__(
+            'Saving the kernel state was cancelled. The kernel runs on.'
+          ),
+          restore: trans.__(
+            'Restoring was cancelled. The saved state is still there.'
+          ),
+          verify: trans.__('Verifying was cancelled.')
+        }[kind],
         'info',
         { autoClose: SUCCESS_SHOWN, actions: [] }
       );
     } else if (status === 'failed' || !result) {
       this.error(
-        saving
-          ? trans.__('Saving Kernel State Failed')
-          : trans.__('Restoring Kernel State Failed'),
+        {
+          save: trans.__('Saving Kernel State Failed'),
+          restore: trans.__('Restoring Kernel State Failed'),
+          verify: trans.__('Verifying Kernel State Failed')
+        }[kind],
         error ?? {
           message: trans.__('The operation failed.'),
           reason: 'internal',
@@ -285,12 +290,15 @@ export class Notices {
         },
         { id }
       );
+    } else if (result.verification) {
+      this._verified(result.verification, id);
     } else {
       const size = formatSize(result.size);
       const seconds = formatSeconds(result.seconds);
-      const message = saving
-        ? trans.__('Kernel state saved (%1 in %2)', size, seconds)
-        : trans.__('Kernel state restored (%1 in %2)', size, seconds);
+      const message =
+        kind === 'save'
+          ? trans.__('Kernel state saved (%1 in %2)', size, seconds)
+          : trans.__('Kernel state restored (%1 in %2)', size, seconds);
       const actions =
         result.warnings.length > 0
           ? [this._worthKnowing(message, result.warnings)]
@@ -317,6 +325,29 @@ export class Notices {
         }
       }
     }
+  }
+
+  /** What a check found, where its dialog was closed before. */
+  private _verified(found: IVerification, id: string): void {
+    const trans = this._trans;
+    const message = foundText(found, trans);
+    if (found.intact) {
+      const options = { autoClose: SUCCESS_SHOWN, actions: [] };
+      show(id, message, 'success', options);
+      return;
+    }
+    this.error(
+      trans.__('Damaged Kernel State'),
+      {
+        message,
+        reason: 'state_damaged',
+        hint: found.older
+          ? trans.__('An older state was read back too, and is whole.')
+          : trans.__('No older state of this kernel is whole.'),
+        details: lostTexts(found, trans).join('\n') || null
+      },
+      { id }
+    );
   }
 
   private _worthKnowing(

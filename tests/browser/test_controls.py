@@ -227,14 +227,14 @@ def test_the_restore_dialog_by_keyboard(
         expect(dialog.locator("[aria-selected=true]")).to_have_count(1)
     active = dialog.get_by_role("listbox").get_attribute("aria-activedescendant")
     assert active == options.nth(1).get_attribute("id")
-    expect(dialog.get_by_role("status")).to_contain_text("execution count")
+    expect(dialog.get_by_role("status").first).to_contain_text("execution count")
 
     # Tab goes round within the dialog, both ways.
     around = [
-        "Saved states", "Pinned: kept until it is deleted by hand", "Details",
+        "Saved states", "Pinned: kept until it is deleted by hand", "Verify", "Details",
         "Delete", "Cancel", "Open as New Kernel", "Roll Back",
     ]  # fmt: skip
-    assert tabbed(page, "Tab", 8) == [*around, "Saved states"]
+    assert tabbed(page, "Tab", 9) == [*around, "Saved states"]
     names = tabbed(page, "Shift+Tab", 3)
     assert names[0] == "Saved states" and set(names) <= set(around)
 
@@ -288,8 +288,10 @@ def test_everything_can_be_read_in_both_themes(
     page.close_dialogs()
     page.menu("Kernel", "Restore Kernel State…")
     dialog = named_dialog(page, "Restore Kernel State")
-    facts = dialog.get_by_role("status")
+    facts = dialog.get_by_role("status").first
     expect(facts).to_contain_text("execution count")
+    dialog.get_by_role("button", name="Verify").click()
+    expect(dialog.get_by_role("status").last).to_contain_text("The state is whole")
     gone = "connection to 127.77.0.2:5432 (postgresql)"
     expect(facts).to_contain_text(f"Will not come back: {gone}")
     dialog.get_by_text("Not in the state (2)").click()
@@ -355,13 +357,13 @@ def test_a_kernel_of_another_server_is_copied_and_when_lost_restored(
         execute = "path => void window.jupyterapp.commands.execute('gpu-ckpt:restore', { path })"
         page.page.evaluate(execute, "other.ipynb")
         dialog = named_dialog(page, "Restore Kernel State")
-        said = dialog.get_by_role("status")
+        said = dialog.get_by_role("status").first
         expect(said).to_contain_text("can only be opened as a new kernel")
         expect(said).to_contain_text("still runs, in another Jupyter server")
         expect(dialog.get_by_role("button", name="Roll Back")).to_be_disabled()
         press("Enter")
         expect(dialog).to_be_visible()
-        assert "Open as New Kernel" in tabbed(page, "Tab", 6)
+        assert "Open as New Kernel" in tabbed(page, "Tab", 7)
         dialog.get_by_role("button", name="Open as New Kernel").click()
         page.notification(RESTORED)
         expect(page.cells).to_have_count(1)

@@ -1,5 +1,13 @@
-import type { IKernel, IOperation, IState } from '../api';
+import type { Event } from '@jupyterlab/services';
+import { Signal } from '@lumino/signaling';
+
+import type { IKernel, IOperation, IState, KernelStateAPI } from '../api';
+import { KernelStates } from '../model';
 import type { IErrorBody } from '../request';
+
+export const OPERATION =
+  'https://schema.jupyter.org/jupyter_gpu_ckpt/operation/v1';
+export const KERNEL = 'https://schema.jupyter.org/jupyter_gpu_ckpt/kernel/v1';
 
 export function aState(change: Partial<IState> = {}): IState {
   return {
@@ -84,9 +92,46 @@ export function anError(change: Partial<IErrorBody> = {}): IErrorBody {
   };
 }
 
+/** The server: what it answers can be changed, what it says is an event. */
+export class Server {
+  cancel = jest.fn(async () => undefined);
+  kernel = jest.fn(async () => aKernel());
+  operation = jest.fn(async (): Promise<IOperation> => anOperation());
+  state = jest.fn(async (id: string) => aState({ id, restorable: true }));
+  stream = new Signal<object, Event.Emission>({});
+  verify = jest.fn(async (state_id: string) =>
+    anOperation({ kind: 'verify', progress: 0, state_id })
+  );
+
+  say(schema_id: string, data: object): void {
+    this.stream.emit({ schema_id, ...data } as Event.Emission);
+  }
+
+  sayOperation(change: Partial<IOperation>): void {
+    const { id, ...operation } = anOperation(change);
+    this.say(OPERATION, { ...operation, operation_id: id });
+  }
+
+  model(): KernelStates {
+    return new KernelStates({
+      api: this as unknown as KernelStateAPI,
+      events: { stream: this.stream } as unknown as Event.IManager
+    });
+  }
+}
+
 /** A promise's turn: everything that was already settled has been handled. */
 export async function settle(): Promise<void> {
   for (let turn = 0; turn < 10; turn++) {
     await Promise.resolve();
+  }
+}
+
+/** Wait until something is so. */
+export async function until(condition: () => boolean): Promise<void> {
+  const end = Date.now() + 30_000;
+  while (!condition()) {
+    expect(Date.now()).toBeLessThan(end);
+    await new Promise(resolve => setTimeout(resolve, 10));
   }
 }

@@ -1,36 +1,14 @@
-import type { Event } from '@jupyterlab/services';
-import { Signal } from '@lumino/signaling';
-
-import type { IOperation, KernelStateAPI } from '../api';
-import { KernelStates } from '../model';
+import type { KernelStates } from '../model';
 import { RequestError } from '../request';
-import { aKernel, anError, anOperation, aState, settle } from './fixtures';
-
-const OPERATION = 'https://schema.jupyter.org/jupyter_gpu_ckpt/operation/v1';
-const KERNEL = 'https://schema.jupyter.org/jupyter_gpu_ckpt/kernel/v1';
-
-/** The server: what it answers can be changed, what it says is an event. */
-class Server {
-  kernel = jest.fn(async () => aKernel());
-  operation = jest.fn(async (): Promise<IOperation> => anOperation());
-  stream = new Signal<object, Event.Emission>({});
-
-  say(schema_id: string, data: object): void {
-    this.stream.emit({ schema_id, ...data } as Event.Emission);
-  }
-
-  sayOperation(change: Partial<IOperation>): void {
-    const { id, ...operation } = anOperation(change);
-    this.say(OPERATION, { ...operation, operation_id: id });
-  }
-
-  model(): KernelStates {
-    return new KernelStates({
-      api: this as unknown as KernelStateAPI,
-      events: { stream: this.stream } as unknown as Event.IManager
-    });
-  }
-}
+import {
+  KERNEL,
+  Server,
+  aKernel,
+  anError,
+  anOperation,
+  aState,
+  settle
+} from './fixtures';
 
 describe('KernelStates', () => {
   let server: Server;
@@ -107,6 +85,19 @@ describe('KernelStates', () => {
     expect(server.kernel).toHaveBeenCalledTimes(2);
   });
 
+  it('shows nothing of a check at the kernel, but tells that it ended', async () => {
+    await model.refresh('K1');
+    const changed = jest.fn();
+    model.statesChanged.connect(changed);
+    const follower = model.follow(anOperation({ kind: 'verify' }));
+    server.sayOperation({ kind: 'verify', progress: 0.5 });
+    expect(follower.operation.progress).toBe(0.5);
+    expect(model.entry('K1').operation).toBeNull();
+    expect(changed).not.toHaveBeenCalled();
+    server.sayOperation({ kind: 'verify', status: 'done' });
+    expect(changed).toHaveBeenCalledTimes(1);
+  });
+
   it('gives one follower for one operation', () => {
     expect(model.follow(anOperation())).toBe(model.follow(anOperation()));
   });
@@ -174,7 +165,8 @@ describe('OperationFollower', () => {
       seconds: 1.2,
       size: 118,
       frozen_seconds: 0.1,
-      warnings: []
+      warnings: [],
+      verification: null
     };
     server.operation.mockResolvedValue(anOperation({ status: 'done', result }));
     await pass(1000);

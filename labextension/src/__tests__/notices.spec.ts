@@ -1,7 +1,7 @@
 import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { IOperation, KernelStateAPI } from '../api';
+import type { IOperation, IVerification, KernelStateAPI } from '../api';
 import type { OperationFollower } from '../follower';
 import type { IGapActions } from '../notices';
 import { Notices } from '../notices';
@@ -32,6 +32,52 @@ function draw(): void {
     document.body.append(node);
   }
 }
+
+describe('Notices of a check', () => {
+  beforeEach(() => jest.useFakeTimers());
+  afterEach(() => {
+    Notification.dismiss();
+    jest.useRealTimers();
+  });
+
+  async function verified(change: Partial<IVerification>): Promise<void> {
+    const notices = new Notices({} as KernelStateAPI, trans);
+    const operation = anOperation({ kind: 'verify' });
+    const verification = {
+      intact: true,
+      size: 1,
+      lost: 0,
+      items: [],
+      older: null,
+      ...change
+    };
+    await notices.follow({
+      operation,
+      changed: { connect: () => true },
+      done: Promise.resolve({
+        ...operation,
+        status: 'done',
+        result: { verification }
+      })
+    } as unknown as OperationFollower);
+  }
+
+  it('say that a state is whole', async () => {
+    await verified({});
+    expect(shown()).toEqual([
+      'success | The state is whole: all of it was read back.'
+    ]);
+  });
+
+  it('say how much of a state is lost, and whether another is whole', async () => {
+    const lost = 1_000_000;
+    const items = [{ kind: 'python' as const, name: '[heap]', size: lost }];
+    await verified({ intact: false, lost, items, older: 'S0' });
+    expect(shown()).toEqual([
+      'error | 1 MB of the state cannot be read back. An older state was read back too, and is whole. | Details'
+    ]);
+  });
+});
 
 describe('Notices of a gap', () => {
   let notices: Notices;

@@ -1,80 +1,251 @@
+import { Dialog } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { IState } from '../api';
-import {
-  obstacleText,
-  olderState,
-  reasonText,
-  stateMarks
-} from '../dialogs/restore';
-import { aState } from './fixtures';
+import type { IState, IVerification } from '../api';
+import type { IRestoreChoice } from '../dialogs/restore';
+import { RestoreDialog } from '../dialogs/restore';
+import type { OperationFollower } from '../follower';
+import type { KernelStates } from '../model';
+import { KERNEL, Server, aState, anOperation, until } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
-describe('reasonText', () => {
-  it("prefers the user's own label", () => {
-    const label = 'before the long run';
-    expect(reasonText(aState({ label }), trans)).toBe(label);
-  });
+// Pages are not laid out here.
+Element.prototype.scrollIntoView = () => undefined;
 
-  it('has words for the reasons it knows, and shows the others', () => {
-    expect(reasonText(aState(), trans)).toBe('Saved by you');
-    expect(reasonText(aState({ reason: 'idle' }), trans)).toBe(
-      'Saved while idle'
-    );
-    for (const reason of [
-      'interval',
-      'long_cell',
-      'shutdown',
-      'preemption',
-      'cull',
-      'hibernate'
-    ]) {
-      expect(reasonText(aState({ reason }), trans)).toMatch(/^Saved /);
-    }
-    expect(reasonText(aState({ reason: 'drain' }), trans)).toBe('drain');
-  });
-});
+function find<T extends HTMLElement>(selector: string): T {
+  return document.querySelector<T>(`.jp-Dialog ${selector}`)!;
+}
 
-describe('obstacleText', () => {
-  it('says what is possible in spite of the obstacle', () => {
-    const text = (modes: IState['modes']) =>
-      obstacleText(aState({ modes }), trans);
-    expect(text([])).toBe('This state cannot be restored here:');
-    expect(text(['new'])).toContain('only be opened as a new kernel');
-    expect(text(['rollback'])).toContain('cannot be opened as a new kernel');
-  });
-});
+/** The texts of the states that are listed. */
+function listed(): string[] {
+  const items = document.querySelectorAll('.jp-Dialog [data-state-id]');
+  return [...items].map(
+    item => `${item.getAttribute('data-state-id')} ${item.textContent}`
+  );
+}
 
-describe('stateMarks', () => {
-  it('says what is special about a state, the worst first', () => {
-    expect(stateMarks(aState(), trans)).toEqual([]);
-    const state = aState({
-      damage: '1 MB of it cannot be read back.',
-      durable: false,
-      encrypted: true,
-      pinned: true
+function selected(): string | undefined {
+  return find('[aria-selected="true"]')?.dataset.stateId;
+}
+
+/** Whether a button of the dialog can be pressed. */
+function offers(name: string): boolean {
+  const button = find<HTMLButtonElement>(`.jp-gpu-ckpt-${name}`);
+  return !button.disabled && !button.hidden;
+}
+
+describe('RestoreDialog', () => {
+  let server: Server;
+  let model: KernelStates;
+  let states: IState[];
+  let left: OperationFollower[];
+  let choice: Promise<IRestoreChoice | null>;
+
+  async function show(): Promise<void> {
+    choice = RestoreDialog.show({
+      model,
+      trans,
+      states: async () => states.map(state => ({ ...state })),
+      leave: follower => left.push(follower)
     });
-    expect(stateMarks(state, trans)).toEqual([
-      'damaged',
-      'pinned',
-      'local only',
-      'encrypted'
-    ]);
-  });
-});
+    await until(() => document.querySelector('.jp-Dialog p') !== null);
+  }
 
-describe('olderState', () => {
-  it('is the newest one after it that is not known to be damaged', () => {
-    const [newest, bad, good, oldest] = [
-      aState({ id: '4' }),
-      aState({ id: '3', damage: 'gone' }),
-      aState({ id: '2' }),
-      aState({ id: '1' })
+  async function close(): Promise<void> {
+    Dialog.tracker.forEach(dialog => dialog.reject());
+    expect(await choice).toBeNull();
+  }
+
+  function say(action: string, state_id: string): void {
+    server.say(KERNEL, { action, kernel_id: 'K1', state_id });
+  }
+
+  beforeEach(() => {
+    server = new Server();
+    model = server.model();
+    left = [];
+    states = [
+      aState({ id: 'S2', durable: false }),
+      aState({ id: 'S1', durable: false })
     ];
-    const states = [newest, bad, good, oldest];
-    expect(olderState(states, newest)).toBe(good);
-    expect(olderState(states, bad)).toBe(good);
-    expect(olderState(states, oldest)).toBeNull();
+  });
+
+  afterEach(async () => {
+    await close();
+    model.dispose();
+  });
+
+  it('says of a state that arrives in the remote store that it is no longer local only', async () => {
+    await show();
+    const local = () => listed().map(text => text.includes('local only'));
+    expect(local()).toEqual([true, true]);
+    states[0].durable = true;
+    say('state_durable', 'S2');
+    await until(() => !local()[0]);
+    expect(local()).toEqual([false, true]);
+  });
+
+  it('lists what is saved and deleted meanwhile, and keeps the selection', async () => {
+    await show();
+    find('[data-state-id="S1"]').click();
+    await until(() => selected() === 'S1');
+    states = [aState({ id: 'S3' }), ...states];
+    server.sayOperation({ status: 'done' });
+    await until(() => listed().length === 3);
+    expect(selected()).toBe('S1');
+
+    states.splice(1, 1);
+    say('state_deleted', 'S2');
+    await until(() => listed().length === 2);
+    expect(selected()).toBe('S1');
+
+    states.pop();
+    say('state_deleted', 'S1');
+    await until(() => selected() === 'S3');
+    expect(offers('rollback')).toBe(true);
+  });
+
+  it('begins and ends with no state at all', async () => {
+    states = [];
+    await show();
+    expect(find('.jp-gpu-ckpt-empty').textContent).toContain('No saved state');
+    for (const name of ['delete', 'open-new', 'rollback']) {
+      expect(offers(name)).toBe(false);
+    }
+    states = [aState({ id: 'S1' })];
+    server.sayOperation({ status: 'done' });
+    await until(() => listed().length === 1 && offers('rollback'));
+    expect(offers('delete')).toBe(true);
+
+    states = [];
+    say('state_deleted', 'S1');
+    await until(() => !offers('delete'));
+    expect(find('.jp-gpu-ckpt-empty')).not.toBeNull();
+  });
+
+  it('keeps what it shows while the server is away', async () => {
+    await show();
+    const read = jest.spyOn(states, 'map').mockImplementation(() => {
+      throw new Error('away');
+    });
+    say('state_deleted', 'S1');
+    await until(() => read.mock.calls.length > 0);
+    expect(listed()).toHaveLength(2);
+  });
+
+  /** End the check of S2 with what it found. */
+  function found(verification: Partial<IVerification>): void {
+    server.operation.mockResolvedValue(
+      anOperation({
+        kind: 'verify',
+        status: 'done',
+        result: {
+          state_id: 'S2',
+          kernel_id: 'K1',
+          seconds: 1,
+          size: 118_000_000,
+          frozen_seconds: null,
+          warnings: [],
+          verification: {
+            intact: true,
+            size: 118_000_000,
+            lost: 0,
+            items: [],
+            older: null,
+            ...verification
+          }
+        }
+      })
+    );
+    server.sayOperation({ kind: 'verify', status: 'done' });
+  }
+
+  const said = () => find('.jp-gpu-ckpt-check').textContent;
+  const verify = () => find('.jp-gpu-ckpt-verify').click();
+
+  it('checks a state, and says that it is whole', async () => {
+    await show();
+    expect(said()).toContain('Not verified since it was saved.');
+    verify();
+    await until(() => said()!.includes('Verifying…'));
+    expect(server.verify).toHaveBeenCalledWith('S2');
+    server.sayOperation({ kind: 'verify', progress: 0.42 });
+    await until(() => find<HTMLProgressElement>('progress').value === 0.42);
+    states[0].verified = new Date().toISOString();
+    found({});
+    await until(() => said()!.includes('whole: all of it was read'));
+    expect(offers('rollback')).toBe(true);
+    // Also where it is looked at later.
+    find('[data-state-id="S1"]').click();
+    await until(() => said()!.includes('Not verified'));
+  });
+
+  it('says what is lost of a damaged state, and offers an older one', async () => {
+    await show();
+    verify();
+    await until(() => server.verify.mock.calls.length > 0);
+    const damage = '1.5 MB of it cannot be read back (Python heap).';
+    states[0].damage = damage;
+    server.state.mockImplementation(async id =>
+      aState({
+        id,
+        restorable: id !== 'S2',
+        differences:
+          id === 'S2'
+            ? [
+                {
+                  what: 'damage',
+                  message: damage,
+                  blocking: true,
+                  saved: null,
+                  here: null,
+                  mode: null
+                }
+              ]
+            : []
+      })
+    );
+    found({
+      intact: false,
+      lost: 1_500_000,
+      items: [
+        { kind: 'files', name: '/tmp/a.npy', size: 500_000 },
+        { kind: 'python', name: '[heap]', size: 1_000_000 }
+      ],
+      older: 'S1'
+    });
+    await until(() => listed()[0].includes('damaged') && !offers('rollback'));
+    const lost = [...document.querySelectorAll('.jp-gpu-ckpt-check li')];
+    expect(lost.map(item => item.textContent)).toEqual([
+      'Python heap [heap]: 1 MB',
+      'Files /tmp/a.npy: 500 kB'
+    ]);
+    expect(said()).toContain('1.5 MB of the state cannot be read back.');
+    expect(said()).toContain('was read back too, and is whole.');
+    find('.jp-gpu-ckpt-older').click();
+    await until(() => selected() === 'S1' && offers('rollback'));
+  });
+
+  it('can stop a check, and leaves one that goes on to the page', async () => {
+    await show();
+    verify();
+    await until(() => said()!.includes('Stop'));
+    verify();
+    await until(() => server.cancel.mock.calls.length > 0);
+    server.operation.mockResolvedValue(
+      anOperation({ kind: 'verify', status: 'cancelled' })
+    );
+    server.sayOperation({ kind: 'verify', status: 'cancelled' });
+    await until(() => said()!.includes('Not verified'));
+
+    server.verify.mockResolvedValue(
+      anOperation({ id: 'O2', kind: 'verify', state_id: 'S2' })
+    );
+    verify();
+    await until(() => said()!.includes('Stop'));
+    expect(left).toEqual([]);
+    await close();
+    expect(left.map(({ operation }) => operation.id)).toEqual(['O2']);
   });
 });

@@ -7,7 +7,7 @@ import type { ILostKernel } from '../api';
 import { formatAge, formatName, formatSize } from '../format';
 import { CheckedBody } from './checked';
 import { namedDialog } from './named';
-import { reasonText } from './restore';
+import { reasonText } from './states';
 
 export interface ILostChoice {
   action: 'restore' | 'dismiss';

@@ -1,19 +1,21 @@
 import { Dialog } from '@jupyterlab/apputils';
-import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
-import type { IState, KernelStateAPI, RestoreMode } from '../api';
+import type { IOperation, IState, RestoreMode } from '../api';
 import { explain } from '../face';
-import { formatAge, formatSize } from '../format';
-import type { IErrorBody } from '../request';
-import type { RequestError } from '../request';
+import type { OperationFollower } from '../follower';
+import type { KernelStates } from '../model';
+import type { IErrorBody, RequestError } from '../request';
+import type { ICheck } from './check';
+import { StateCheck } from './check';
 import { CheckedBody } from './checked';
 import { StateContents } from './contents';
 import { namedDialog } from './named';
-import { StateOutside, closedLine } from './outside';
+import { StateOutside } from './outside';
+import { ErrorText, StateFacts, StateList, olderState } from './states';
 
 /** What the user chose to do with a state. */
 export type RestoreAction = 'rollback' | 'new' | 'delete';
@@ -23,238 +25,40 @@ export interface IRestoreChoice {
   state: IState;
 }
 
+/** The class of the button that deletes. */
+const DELETE = 'jp-gpu-ckpt-delete';
+
 /** The classes of the buttons that restore. */
 const BUTTONS: Record<RestoreMode, string> = {
   rollback: 'jp-gpu-ckpt-rollback',
   new: 'jp-gpu-ckpt-open-new'
 };
 
-/** Why a state was saved, in a user's words. */
-export function reasonText(state: IState, trans: TranslationBundle): string {
-  if (state.label) {
-    return state.label;
-  }
-  switch (state.reason) {
-    case 'user':
-      return trans.__('Saved by you');
-    case 'idle':
-      return trans.__('Saved while idle');
-    case 'interval':
-      return trans.__('Saved automatically');
-    case 'long_cell':
-      return trans.__('Saved after a long cell');
-    case 'shutdown':
-      return trans.__('Saved at shutdown');
-    case 'preemption':
-      return trans.__('Saved before its server was taken away');
-    case 'cull':
-      return trans.__('Saved before it was ended for being idle');
-    case 'hibernate':
-      return trans.__('Saved to hibernate');
-    default:
-      return state.reason;
-  }
-}
-
-/** What is special about a state, in a user's words. */
-export function stateMarks(state: IState, trans: TranslationBundle): string[] {
-  const marks: [boolean, string][] = [
-    [state.damage !== null && !state.kernel_name, trans.__('unreadable')],
-    [state.damage !== null && !!state.kernel_name, trans.__('damaged')],
-    [state.pinned, trans.__('pinned')],
-    [!state.durable, trans.__('local only')],
-    [state.encrypted, trans.__('encrypted')]
-  ];
-  return marks.filter(([is]) => is).map(([, word]) => word);
-}
-
-/** The newest state that is older than this one and not known to be damaged. */
-export function olderState(states: IState[], state: IState): IState | null {
-  const later = states.slice(states.indexOf(state) + 1);
-  return later.find(other => other.damage === null) ?? null;
-}
-
-interface IListProps {
-  states: IState[];
-  selected: string;
-  onSelect: (stateId: string) => void;
-  onAccept: () => void;
-  trans: TranslationBundle;
-}
-
-function StateList(props: IListProps): JSX.Element {
-  const { states, selected, onSelect, onAccept, trans } = props;
-  const ref = React.useRef<HTMLUListElement>(null);
-  const index = states.findIndex(state => state.id === selected);
-
-  React.useEffect(() => {
-    ref.current
-      ?.querySelector('[aria-selected="true"]')
-      ?.scrollIntoView({ block: 'nearest' });
-  }, [selected]);
-
-  const onKeyDown = (event: React.KeyboardEvent) => {
-    const last = states.length - 1;
-    const target: Record<string, number> = {
-      ArrowDown: Math.min(index + 1, last),
-      ArrowUp: Math.max(index - 1, 0),
-      Home: 0,
-      End: last
-    };
-    if (event.key in target) {
-      event.preventDefault();
-      onSelect(states[target[event.key]].id);
-    } else if (event.key === 'Enter') {
-      event.preventDefault();
-      onAccept();
-    }
-  };
-
-  return (
-    <ul
-      ref={ref}
-      className="jp-gpu-ckpt-list"
-      role="listbox"
-      tabIndex={0}
-      aria-label={trans.__('Saved states')}
-      aria-activedescendant={`jp-gpu-ckpt-state-${selected}`}
-      onKeyDown={onKeyDown}
-    >
-      {states.map(state => (
-        <li
-          key={state.id}
-          id={`jp-gpu-ckpt-state-${state.id}`}
-          className="jp-gpu-ckpt-item"
-          role="option"
-          aria-selected={state.id === selected}
-          data-state-id={state.id}
-          onClick={() => onSelect(state.id)}
-        >
-          <span
-            className="jp-gpu-ckpt-item-title"
-            title={Time.format(state.created)}
-          >
-            {formatAge(state.created, trans)}
-          </span>
-          <span className="jp-gpu-ckpt-item-side">
-            {formatSize(state.size)}
-          </span>
-          <span className="jp-gpu-ckpt-item-detail">
-            {[reasonText(state, trans), ...stateMarks(state, trans)].join(
-              ' · '
-            )}
-          </span>
-          <span className="jp-gpu-ckpt-item-side">{state.node.hostname}</span>
-        </li>
-      ))}
-    </ul>
-  );
-}
-
-interface IFactsProps {
-  state: IState;
-  error: IErrorBody | null;
-  /** A whole state to restore instead of a damaged one. */
-  older: IState | null;
-  onSelect: (stateId: string) => void;
-  trans: TranslationBundle;
-}
-
-function StateFacts(props: IFactsProps): JSX.Element {
-  const { state, error, older, onSelect, trans } = props;
-  const blocking = state.differences.filter(item => item.blocking);
-  const harmless = state.differences.filter(item => !item.blocking);
-  const facts = [Time.format(state.created), state.display_name];
-  if (state.execution_count !== null) {
-    facts.push(trans.__('execution count %1', state.execution_count));
-  }
-  if (state.execution_state === 'busy') {
-    facts.push(trans.__('a cell was running'));
-  }
-  if (state.cost !== null) {
-    facts.push(trans.__('deleting it frees %1', formatSize(state.cost)));
-  }
-  const closed = closedLine(state.outside, trans);
-  return (
-    <div className="jp-gpu-ckpt-facts" role="status" aria-live="polite">
-      <p>{facts.join(' · ')}</p>
-      {closed && <p className="jp-gpu-ckpt-closed">{closed}</p>}
-      {error && <ErrorText error={error} />}
-      {!error && state.restorable === null && (
-        <p>{trans.__('Looking whether it can be restored here…')}</p>
-      )}
-      {blocking.length > 0 && (
-        // The class makes the dialog disable its accepting buttons.
-        <div
-          className={`jp-gpu-ckpt-differences ${state.restorable ? '' : 'jp-mod-error'}`}
-        >
-          <p>{obstacleText(state, trans)}</p>
-          <ul>
-            {blocking.map((item, key) => (
-              <li key={key}>{item.message}</li>
-            ))}
-          </ul>
-        </div>
-      )}
-      {state.damage !== null && older && (
-        <p>
-          <button
-            className="jp-mod-styled jp-mod-reject jp-gpu-ckpt-older"
-            onClick={() => onSelect(older.id)}
-          >
-            {trans.__('Select the Last Whole State')}
-          </button>
-        </p>
-      )}
-      {(harmless.length > 0 || state.warnings.length > 0) && (
-        <ul className="jp-gpu-ckpt-warnings">
-          {[...harmless.map(item => item.message), ...state.warnings].map(
-            (message, key) => (
-              <li key={key}>{message}</li>
-            )
-          )}
-        </ul>
-      )}
-    </div>
-  );
-}
-
-/** What it is that the blocking differences stand in the way of. */
-export function obstacleText(state: IState, trans: TranslationBundle): string {
-  switch (state.modes?.[0]) {
-    case 'new':
-      return trans.__('This state can only be opened as a new kernel:');
-    case 'rollback':
-      return trans.__('This state cannot be opened as a new kernel here:');
-    default:
-      return trans.__('This state cannot be restored here:');
-  }
-}
-
-function ErrorText(props: { error: IErrorBody }): JSX.Element {
-  const { message, hint } = props.error;
-  return (
-    <div className="jp-gpu-ckpt-error jp-mod-error" role="alert">
-      <p>{message}</p>
-      {hint && <p>{hint}</p>}
-    </div>
-  );
-}
-
 /** The dialog's body: the states, and what is known of the selected one. */
 class RestoreBody extends CheckedBody {
   constructor(
     private readonly _options: RestoreDialog.IOptions,
-    private readonly _states: IState[] | IErrorBody,
+    private _states: IState[] | IErrorBody,
     selected: string | null
   ) {
     super();
     this.addClass('jp-gpu-ckpt-RestoreBody');
-    if (Array.isArray(_states) && _states.length > 0) {
-      const known = _states.some(state => state.id === selected);
-      const whole = _states.find(state => state.damage === null);
-      this._select(known ? selected! : (whole ?? _states[0]).id);
+    if (selected !== null && this._listed(selected)) {
+      this._select(selected);
+    } else {
+      this._selectNewest();
     }
+    // Disconnected when the dialog is disposed of.
+    _options.model.statesChanged.connect(this._onStatesChanged, this);
+  }
+
+  override dispose(): void {
+    if (this.isDisposed) {
+      return;
+    }
+    super.dispose();
+    // What has not ended is told outside of the dialog.
+    [...this._followers.values()].forEach(this._options.leave);
   }
 
   /** Emitted when the selected state is accepted with the keyboard. */
@@ -266,10 +70,12 @@ class RestoreBody extends CheckedBody {
   get current(): IState | null {
     const listed = this._listed(this._selected);
     const checked = this._checked.get(this._selected);
-    // Only the list knows what deleting it would free.
-    return checked && listed
-      ? { ...checked, cost: listed.cost, pinned: listed.pinned }
-      : (checked ?? listed);
+    if (!checked || !listed) {
+      return listed;
+    }
+    // The list is read anew, and only it knows what deleting would free.
+    const { cost, damage, durable, label, pinned, verified } = listed;
+    return { ...checked, cost, damage, durable, label, pinned, verified };
   }
 
   private _listed(id: string): IState | null {
@@ -297,6 +103,12 @@ class RestoreBody extends CheckedBody {
         </div>
       );
     }
+    const check = this._checks.get(state.id) ?? null;
+    const found = check?.found ?? null;
+    const older =
+      found && !found.intact
+        ? this._listed(found.older ?? '')
+        : olderState(states, this._listed(state.id) ?? state);
     return (
       <>
         <StateList
@@ -309,7 +121,7 @@ class RestoreBody extends CheckedBody {
         <StateFacts
           state={state}
           error={this._errors.get(state.id) ?? null}
-          older={olderState(states, this._listed(state.id) ?? state)}
+          older={older}
           onSelect={id => this._select(id)}
           trans={trans}
         />
@@ -324,6 +136,14 @@ class RestoreBody extends CheckedBody {
               />
               {trans.__('Pinned: kept until it is deleted by hand')}
             </label>
+            <StateCheck
+              state={state}
+              check={check}
+              older={older}
+              onCheck={() => void this._check(state.id)}
+              onStop={() => void this._stop(state.id)}
+              trans={trans}
+            />
             <StateOutside
               key={state.id}
               outside={state.outside}
@@ -331,7 +151,7 @@ class RestoreBody extends CheckedBody {
             />
             <StateContents
               stateId={state.id}
-              api={this._options.api}
+              api={this._options.model.api}
               trans={trans}
             />
           </>
@@ -343,31 +163,120 @@ class RestoreBody extends CheckedBody {
   private _select(id: string): void {
     this._selected = id;
     this._changed();
-    if (this._checked.has(id)) {
+    if (!this._checked.has(id)) {
+      void this._read(id);
+    }
+  }
+
+  /** Select the newest state that is not known to be damaged. */
+  private _selectNewest(): void {
+    const states = Array.isArray(this._states) ? this._states : [];
+    const state = states.find(({ damage }) => damage === null) ?? states[0];
+    if (state) {
+      this._select(state.id);
+    }
+  }
+
+  /** Find out whether a state can be restored here. */
+  private async _read(id: string): Promise<void> {
+    const { model, trans } = this._options;
+    try {
+      this._checked.set(id, await model.api.state(id));
+      this._errors.delete(id);
+    } catch (error) {
+      this._errors.set(id, explain((error as RequestError).body, trans));
+    }
+    this._changed();
+  }
+
+  /** Read the list anew; once more where something changed meanwhile. */
+  private async _onStatesChanged(): Promise<void> {
+    this._isStale = true;
+    if (this._isReading) {
       return;
     }
-    this._options.api
-      .state(id)
-      .then(state => this._checked.set(id, state))
-      .catch((error: RequestError) => {
-        this._errors.set(id, explain(error.body, this._options.trans));
-      })
-      .finally(() => this._changed());
+    this._isReading = true;
+    while (this._isStale && !this.isDisposed) {
+      this._isStale = false;
+      try {
+        this._take(await this._options.states());
+      } catch {
+        // The server is away: what is shown may still be right.
+      }
+    }
+    this._isReading = false;
+  }
+
+  private _take(states: IState[]): void {
+    const before = this._listed(this._selected);
+    this._states = states;
+    const now = this._listed(this._selected);
+    if (!now) {
+      this._selectNewest();
+    } else if (before && before.damage !== now.damage) {
+      void this._read(now.id);
+    }
+    this._changed();
+  }
+
+  /** Read all of a state back, here and on. */
+  private async _check(id: string): Promise<void> {
+    const { model, trans } = this._options;
+    const tell = (change: Partial<ICheck>) => {
+      const check = { progress: null, found: null, error: null, ...change };
+      this._checks.set(id, check);
+      this._changed();
+    };
+    tell({ progress: 0 });
+    let final: IOperation;
+    try {
+      const follower = model.follow(await model.api.verify(id));
+      if (this.isDisposed) {
+        this._options.leave(follower);
+        return;
+      }
+      this._followers.set(id, follower);
+      follower.changed.connect((_, { progress }) => tell({ progress }));
+      final = await follower.done;
+      this._followers.delete(id);
+    } catch (error) {
+      tell({ error: explain((error as RequestError).body, trans) });
+      return;
+    }
+    const { status, result, error } = final;
+    tell({
+      found: result?.verification ?? null,
+      error: error && status === 'failed' ? explain(error, trans) : null
+    });
+    await this._onStatesChanged();
+  }
+
+  private async _stop(id: string): Promise<void> {
+    const follower = this._followers.get(id);
+    try {
+      if (follower) {
+        await this._options.model.api.cancel(follower.operation.id);
+      }
+    } catch {
+      // It has ended by itself, which its follower tells.
+    }
   }
 
   private async _pin(state: IState, pinned: boolean): Promise<void> {
-    const listed = this._listed(state.id);
-    if (!listed) {
-      return;
-    }
+    const show = (value: boolean) => {
+      const listed = this._listed(state.id);
+      if (listed) {
+        listed.pinned = value;
+      }
+      this._changed();
+    };
     // At once, and back again where the server refuses.
-    listed.pinned = pinned;
-    this._changed();
+    show(pinned);
     try {
-      await this._options.api.pin(state.id, pinned);
+      await this._options.model.api.pin(state.id, pinned);
       this._errors.delete(state.id);
     } catch (error) {
-      listed.pinned = !pinned;
+      show(!pinned);
       this._errors.set(
         state.id,
         explain((error as RequestError).body, this._options.trans)
@@ -378,6 +287,15 @@ class RestoreBody extends CheckedBody {
 
   protected override onChecked(): void {
     const dialog = this.node.closest('.jp-Dialog');
+    const none = this.current === null;
+    for (const className of [DELETE, ...Object.values(BUTTONS)]) {
+      const button = dialog?.querySelector<HTMLButtonElement>(`.${className}`);
+      if (button) {
+        button.hidden = none;
+        // The dialog itself disables those that accept.
+        button.disabled = className === DELETE ? none : button.disabled;
+      }
+    }
     for (const [mode, className] of Object.entries(BUTTONS)) {
       const button = dialog?.querySelector<HTMLButtonElement>(`.${className}`);
       if (button && !this._offers(mode as RestoreMode)) {
@@ -408,17 +326,24 @@ class RestoreBody extends CheckedBody {
 
   private _accepted = new Signal<this, void>(this);
   private _checked = new Map<string, IState>();
+  private _checks = new Map<string, ICheck>();
   private _errors = new Map<string, IErrorBody>();
+  /** Of the checks that go on. */
+  private _followers = new Map<string, OperationFollower>();
+  private _isReading = false;
+  private _isStale = false;
   private _selected = '';
 }
 
 /** The dialog that lists the states of a notebook or kernel. */
 export namespace RestoreDialog {
   export interface IOptions {
-    api: KernelStateAPI;
+    model: KernelStates;
     trans: TranslationBundle;
     /** Read the states to list; may reject with a RequestError. */
     states: () => Promise<IState[]>;
+    /** Take over what goes on when the dialog is closed. */
+    leave: (follower: OperationFollower) => void;
   }
 
   /**
@@ -443,36 +368,36 @@ export namespace RestoreDialog {
     const body = new RestoreBody(options, states, selected);
     const dialog = namedDialog(trans.__('Restore Kernel State'), {
       body,
-      buttons: some
-        ? [
-            Dialog.createButton({
-              label: trans.__('Delete'),
-              caption: trans.__('Delete the selected state'),
-              className: 'jp-gpu-ckpt-delete',
-              displayType: 'warn',
-              accept: false,
-              actions: ['delete']
-            }),
-            Dialog.cancelButton({ label: trans.__('Cancel') }),
-            Dialog.createButton({
-              label: trans.__('Open as New Kernel'),
-              caption: trans.__(
-                'Restore the selected state as a second kernel, in a new notebook'
-              ),
-              className: BUTTONS.new,
-              accept: true,
-              actions: ['new']
-            }),
-            Dialog.okButton({
-              label: trans.__('Roll Back'),
-              caption: trans.__(
-                'Put the selected state in the place of the kernel'
-              ),
-              className: BUTTONS.rollback,
-              actions: ['rollback']
-            })
-          ]
-        : [Dialog.cancelButton({ label: trans.__('Close') })],
+      // Those that need a state are hidden while there is none.
+      buttons: [
+        Dialog.createButton({
+          label: trans.__('Delete'),
+          caption: trans.__('Delete the selected state'),
+          className: DELETE,
+          displayType: 'warn',
+          accept: false,
+          actions: ['delete']
+        }),
+        Dialog.cancelButton({ label: trans.__('Cancel') }),
+        Dialog.createButton({
+          label: trans.__('Open as New Kernel'),
+          caption: trans.__(
+            'Restore the selected state as a second kernel, in a new notebook'
+          ),
+          className: BUTTONS.new,
+          accept: true,
+          actions: ['new']
+        }),
+        Dialog.okButton({
+          label: trans.__('Roll Back'),
+          caption: trans.__(
+            'Put the selected state in the place of the kernel'
+          ),
+          className: BUTTONS.rollback,
+          actions: ['rollback']
+        })
+      ],
+      defaultButton: some ? 3 : 1,
       focusNodeSelector: '[role="listbox"]'
     });
     body.accepted.connect(() => dialog.resolve());
