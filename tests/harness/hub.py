@@ -18,27 +18,38 @@ import psutil
 import requests
 
 from tests.harness.client import Client, wait_for
+from tests.harness.node import REPOSITORY
 from tests.harness.s3 import fetched_by
 from tests.harness.server import RUNNING, Home, extension_config, free_port
 
 #: What the tests, and a culler, may do.
-_SCOPES = ("admin:users", "admin:servers", "access:servers", "list:users", "read:users:activity")
+_SCOPES = (
+    "admin:users", "admin:servers", "admin:server_state", "access:servers", "list:users",
+    "read:users:activity", "tokens",
+)  # fmt: skip
+#: The password of everybody.
+PASSWORD = "pass"
 
 
 class Hub:
     """A hub, ready once constructed. A context manager: leaving kills it and all servers.
 
-    Its database is in memory. Everybody may log in, and all users' servers run as the user of the
-    tests, in one home folder.
+    Its database is in memory. Everybody may log in. Servers run as the user of the tests, in one
+    home folder, or each on a test node, in an account of its user's own.
 
     Parameters
     ----------
     home
-        The home folder of all users.
+        The hub's folder, and the home folder of all users but those with `accounts`.
     config
         The servers' Jupyter configuration by class and trait, on top of the test defaults.
     hub_config
         The hub's own.
+    accounts
+        Homes of users, below the folder of `home`. Every start of a server lands on a fresh node
+        then.
+    lab
+        Servers are JupyterLab, and not plain.
     """
 
     def __init__(
@@ -47,6 +58,8 @@ class Hub:
         *,
         config: Mapping[str, Mapping[str, Any]] | None = None,
         hub_config: Mapping[str, Mapping[str, Any]] | None = None,
+        accounts: Mapping[str, Home] | None = None,
+        lab: bool = False,
     ) -> None:
         proxy = fetched_by("get-hub-proxy", "node_modules/.bin/configurable-http-proxy")
         self.home = home
@@ -55,7 +68,9 @@ class Hub:
         name = secrets.token_hex(3)
         self.log_path = home.path / f"hub-{name}.log"
         self._clients: list[Client] = []
-        self._write_server_config(config or {})
+        self._accounts = accounts or {}
+        for each in self._accounts.values() or [home]:
+            self._write_server_config(each, config or {}, lab)
         file = home.config / f"hub-{name}.py"
         traits = self._hub_config(proxy, hub_config or {})
         file.write_text(
@@ -64,12 +79,16 @@ class Hub:
                 for section, values in traits.items()
                 for trait, value in values.items()
             )
+            + "from jupyter_gpu_ckpt.hub import configure\nconfigure(c)\n"
         )
         with self.log_path.open("wb") as log:
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", f"--config={file}"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.path,
-                env={**home.environment(), "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16)},
+                env={
+                    **home.environment(), "PYTHONPATH": str(REPOSITORY),
+                    "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16),
+                },
                 start_new_session=True,
             )  # fmt: skip
         RUNNING.append(self)
@@ -81,28 +100,33 @@ class Hub:
             self.kill()
             raise
 
-    def _write_server_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write_server_config(
+        self, home: Home, config: Mapping[str, Mapping[str, Any]], lab: bool
+    ) -> None:
         merged: dict[str, dict[str, Any]] = {
-            "ServerApp": {"allow_root": True, "root_dir": str(self.home.notebooks)},
+            "ServerApp": {"allow_root": True, "root_dir": str(home.notebooks)},
+            "LabApp": {"expose_app_in_browser": True},
             "GpuCkpt": {"lease_interval": 2.0, "lease_ttl": 8.0},
         }
         for layer in (extension_config(), config):
             for section, traits in layer.items():
                 merged.setdefault(section, {}).update(traits)
         extensions = merged["ServerApp"].setdefault("jpserver_extensions", {})
-        # A plain server: what the others bring takes its time to load.
-        others = ("jupyter_lsp", "jupyterlab", "notebook", "notebook_shim")
-        extensions.update(dict.fromkeys(others, False), jupyter_gpu_ckpt=True)
-        (self.home.config / "jupyter_server_config.json").write_text(json.dumps(merged))
-        self.home.own()
+        if not lab:  # what the others bring takes its time to load
+            others = ("jupyter_lsp", "jupyterlab", "notebook", "notebook_shim")
+            extensions.update(dict.fromkeys(others, False))
+        extensions["jupyter_gpu_ckpt"] = True
+        (home.config / "jupyter_server_config.json").write_text(json.dumps(merged))
+        home.own()
 
     def _hub_config(
         self, proxy: Path, more: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
+        hub_port = free_port()
         config: dict[str, dict[str, Any]] = {
             "JupyterHub": {
                 "bind_url": self.url,
-                "hub_port": free_port(),
+                "hub_port": hub_port,
                 "db_url": "sqlite:///:memory:",
                 "cookie_secret_file": str(self.home.path / "hub-cookie-secret"),
                 "authenticator_class": "dummy",
@@ -115,6 +139,7 @@ class Hub:
                 "last_activity_interval": 1,
             },
             "Authenticator": {"allow_all": True},
+            "DummyAuthenticator": {"password": PASSWORD},
             "ConfigurableHTTPProxy": {
                 "command": [str(proxy)],
                 "api_url": f"http://127.0.0.1:{free_port()}",
@@ -126,6 +151,20 @@ class Hub:
                 "environment": self.home.environment(),
             },
         }  # fmt: skip
+        if self._accounts:
+            config["JupyterHub"]["spawner_class"] = "tests.harness.node_spawner.NodeSpawner"
+            config["Spawner"].pop("environment")
+            config["NodeSpawner"] = {
+                "shared": str(self.home.path.parent), "hub_port": hub_port, "poll_interval": 1,
+                "log_path": str(self.log_path),
+                "accounts": {
+                    name: {
+                        "user": home.user.name if home.user is not None else "root",
+                        "home": str(home.path), "environment": home.environment(),
+                    }
+                    for name, home in self._accounts.items()
+                },
+            }  # fmt: skip
         for section, traits in more.items():
             config.setdefault(section, {}).update(traits)
         return config
@@ -139,26 +178,50 @@ class Hub:
             return self._request("GET", "users").ok
         return False
 
-    def _server(self, user: str) -> dict[str, Any] | None:
+    def server(self, user: str, name: str = "") -> dict[str, Any] | None:
         """What the hub knows of a user's server; ``None`` where there is none."""
         answer = self._request("GET", f"users/{user}")
         answer.raise_for_status()
-        return dict(answer.json()["servers"]).get("")
+        return dict(answer.json()["servers"]).get(name)
 
-    def start(self, user: str) -> Client:
+    def start(self, user: str, name: str = "") -> Client:
         """Start a user's server, as the button on the hub's page does, and wait for it."""
         self._request("POST", f"users/{user}")  # refused where there is such a user
-        self._request("POST", f"users/{user}/server").raise_for_status()
+        self._request("POST", self._path(user, name)).raise_for_status()
+        return self.started(user, name)
+
+    @staticmethod
+    def _path(user: str, name: str) -> str:
+        return f"users/{user}/servers/{name}" if name else f"users/{user}/server"
+
+    def started(self, user: str, name: str = "") -> Client:
+        """Wait for a server that somebody has started."""
 
         def ready() -> bool:
-            server = self._server(user)
+            server = self.server(user, name)
             assert server is not None, f"the server of {user} did not start\n{self.log()}"
             return bool(server["ready"])
 
         wait_for("the server is ready", ready, 60, interval=0.2)
-        client = Client(f"{self.url}/user/{user}/", self.token)
+        return self.client(user, name)
+
+    def client(self, user: str, name: str = "", token: str | None = None) -> Client:
+        """A client of a user's server, with the rights of the tests or of `token`."""
+        where = f"{self.url}/user/{user}/{f'{name}/' if name else ''}"
+        client = Client(where, token or self.token)
         self._clients.append(client)
         return client
+
+    def token_of(self, user: str) -> str:
+        """A new token with all rights that a user has."""
+        answer = self._request("POST", f"users/{user}/tokens", json={"note": "tests"})
+        answer.raise_for_status()
+        return str(answer.json()["token"])
+
+    def stop(self, user: str, name: str = "") -> None:
+        """Stop a user's server, as the button on the hub's page does, and wait for it."""
+        self._request("DELETE", self._path(user, name)).raise_for_status()
+        self.wait_stopped(user, name=name)
 
     def server_environment(self, user: str) -> dict[str, str]:
         """The environment of the process of a user's server."""
@@ -184,9 +247,21 @@ class Hub:
             culler.kill()
             culler.wait(20)
 
-    def wait_stopped(self, user: str, timeout: float = 60) -> None:
-        """Wait until the hub has stopped a user's server."""
-        wait_for("the server is stopped", lambda: self._server(user) is None, timeout, 0.2)
+    def wait_stopped(self, user: str, timeout: float = 60, *, name: str = "") -> None:
+        """Wait until the hub has stopped a user's server, or noticed that it is gone."""
+
+        def stopped() -> bool:
+            server = self.server(user, name)
+            return server is None or not (server["ready"] or server["pending"])
+
+        wait_for("the server is stopped", stopped, timeout, 0.2)
+
+    def kill_node(self, user: str) -> str:
+        """Let the node of a user's server die, and return what it called itself."""
+        server = self.server(user)
+        assert server is not None
+        os.kill(server["state"]["init_pid"], signal.SIGKILL)
+        return str(server["state"]["hostname"])
 
     def log(self, lines: int = 200) -> str:
         """Return the end of what the hub, its proxy and the servers logged."""

@@ -133,6 +133,11 @@ class Node:
         """Make the node's 127.0.0.1:`port` reachable as 127.0.0.1:`port` out here."""
         self._relays.append(Relay(port, Path(f"/proc/{self.init_pid}/ns/net")))
 
+    def reach(self, port: int) -> None:
+        """Make 127.0.0.1:`port` out here reachable as 127.0.0.1:`port` on the node."""
+        namespace = Path(f"/proc/{self.init_pid}/ns/net")
+        self._relays.append(Relay(port, namespace, inwards=True))
+
     def kill(self) -> None:
         """Let the node die: SIGKILL to its init, and with it to everything on it."""
         if not self.alive:

@@ -1,4 +1,4 @@
-"""Brings one TCP port of a node's network namespace out to this one."""
+"""Brings one TCP port of a node's network namespace out to this one, or one of here into it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ctypes
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.harness.connections import Connections
@@ -20,12 +21,18 @@ class Relay:
 
     A socket belongs to the network namespace of the thread that made it, so one thread that
     has moved over is all it takes: the listening socket was made before.
+
+    With `inwards` it listens there and connects here.
     """
 
-    def __init__(self, port: int, namespace: Path) -> None:
+    def __init__(self, port: int, namespace: Path, *, inwards: bool = False) -> None:
         self._port = port
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self._namespace = os.open(namespace, os.O_RDONLY)
+        self._namespace: int | None = os.open(namespace, os.O_RDONLY)
+        if inwards:
+            with ThreadPoolExecutor(1, initializer=self._move) as there:
+                self._listener = there.submit(socket.create_server, ("127.0.0.1", port)).result(10)
+        else:
+            self._listener = socket.create_server(("127.0.0.1", port))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._done: asyncio.Event | None = None
         self._connections = Connections(self._accept)
@@ -42,11 +49,18 @@ class Relay:
                 self._loop.call_soon_threadsafe(self._done.set)
         self._thread.join(10)
 
-    def _run(self) -> None:
+    def _move(self) -> None:
+        """Move the thread over into the namespace, once."""
+        assert self._namespace is not None
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(self._namespace, CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
         os.close(self._namespace)
+        self._namespace = None
+
+    def _run(self) -> None:
+        if self._namespace is not None:
+            self._move()
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
