@@ -18,6 +18,8 @@ const char args_usage[] =
     "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
     "                      [--stream] [--gpu-map OLD=NEW]... [--gpu-timeout S]\n"
+    "       kernel-capture park --pid PID [--timeout S] [--gpu-timeout S]\n"
+    "       kernel-capture unpark --pid PID [--gpu-map OLD=NEW]... [--timeout S] [--gpu-timeout S]\n"
     "       kernel-capture --version | --help\n";
 
 static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
@@ -41,28 +43,36 @@ enum option {
     OPT_GPU_MAP,
 };
 
+enum {
+    RUN = 1u << ARGS_RUN,
+    DUMP = 1u << ARGS_DUMP,
+    RESTORE = 1u << ARGS_RESTORE,
+    PARK = 1u << ARGS_PARK,
+    UNPARK = 1u << ARGS_UNPARK,
+};
+
 static const struct {
     const char *name;
     enum option option;
     bool value;
     unsigned commands; /* bit set of args_command */
 } options[] = {
-    {"--log", OPT_LOG, true, 1u << ARGS_RUN},
-    {"--env-fd", OPT_ENV_FD, true, 1u << ARGS_RUN},
-    {"--pid", OPT_PID, true, 1u << ARGS_DUMP},
-    {"--images-dir", OPT_IMAGES_DIR, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
-    {"--pids-file", OPT_PIDS_FILE, true, 1u << ARGS_RESTORE},
-    {"--timeout", OPT_TIMEOUT, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
-    {"--ghost-limit", OPT_GHOST_LIMIT, true, 1u << ARGS_DUMP},
-    {"--leave", OPT_LEAVE, true, 1u << ARGS_DUMP},
-    {"--window-dir", OPT_WINDOW_DIR, true, 1u << ARGS_DUMP},
-    {"--window-timeout", OPT_WINDOW_TIMEOUT, true, 1u << ARGS_DUMP},
-    {"--hold", OPT_HOLD, false, 1u << ARGS_RESTORE},
-    {"--hold-timeout", OPT_HOLD_TIMEOUT, true, 1u << ARGS_RESTORE},
-    {"--pid-namespace", OPT_PID_NAMESPACE, true, 1u << ARGS_RESTORE},
-    {"--stream", OPT_STREAM, false, 1u << ARGS_RESTORE},
-    {"--gpu-timeout", OPT_GPU_TIMEOUT, true, 1u << ARGS_DUMP | 1u << ARGS_RESTORE},
-    {"--gpu-map", OPT_GPU_MAP, true, 1u << ARGS_RESTORE},
+    {"--log", OPT_LOG, true, RUN},
+    {"--env-fd", OPT_ENV_FD, true, RUN},
+    {"--pid", OPT_PID, true, DUMP | PARK | UNPARK},
+    {"--images-dir", OPT_IMAGES_DIR, true, DUMP | RESTORE},
+    {"--pids-file", OPT_PIDS_FILE, true, RESTORE},
+    {"--timeout", OPT_TIMEOUT, true, DUMP | RESTORE | PARK | UNPARK},
+    {"--ghost-limit", OPT_GHOST_LIMIT, true, DUMP},
+    {"--leave", OPT_LEAVE, true, DUMP},
+    {"--window-dir", OPT_WINDOW_DIR, true, DUMP},
+    {"--window-timeout", OPT_WINDOW_TIMEOUT, true, DUMP},
+    {"--hold", OPT_HOLD, false, RESTORE},
+    {"--hold-timeout", OPT_HOLD_TIMEOUT, true, RESTORE},
+    {"--pid-namespace", OPT_PID_NAMESPACE, true, RESTORE},
+    {"--stream", OPT_STREAM, false, RESTORE},
+    {"--gpu-timeout", OPT_GPU_TIMEOUT, true, DUMP | RESTORE | PARK | UNPARK},
+    {"--gpu-map", OPT_GPU_MAP, true, RESTORE | UNPARK},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -183,9 +193,10 @@ static bool apply(struct args *args, enum option option, const char *value)
 
 static bool parse_command(const char *word, enum args_command *out)
 {
-    static const char *const words[] = {"probe", "run", "dump", "restore", "--version", "--help"};
+    static const char *const words[] = {"probe", "run",    "dump",      "restore",
+                                        "park",  "unpark", "--version", "--help"};
     unsigned index;
-    if (!parse_word(word, words, 6, &index))
+    if (!parse_word(word, words, sizeof(words) / sizeof(words[0]), &index))
         return false;
     *out = (enum args_command)index;
     return true;
@@ -199,6 +210,8 @@ static bool check_complete(const struct args *args, struct kc_result *result)
         return kc_fail(result, KC_USAGE, "dump needs --pid PID and --images-dir DIR.");
     if (args->command == ARGS_RESTORE && args->images_dir == NULL)
         return kc_fail(result, KC_USAGE, "restore needs --images-dir DIR.");
+    if ((args->command == ARGS_PARK || args->command == ARGS_UNPARK) && args->pid == 0)
+        return kc_fail(result, KC_USAGE, "park and unpark need --pid PID.");
     return true;
 }
 

@@ -10,7 +10,16 @@
 #include "cuda_abi.h"
 #include "result.h"
 
-enum args_command { ARGS_PROBE, ARGS_RUN, ARGS_DUMP, ARGS_RESTORE, ARGS_VERSION, ARGS_HELP };
+enum args_command {
+    ARGS_PROBE,
+    ARGS_RUN,
+    ARGS_DUMP,
+    ARGS_RESTORE,
+    ARGS_PARK,
+    ARGS_UNPARK,
+    ARGS_VERSION,
+    ARGS_HELP
+};
 enum args_leave { LEAVE_RUNNING, LEAVE_STOPPED, LEAVE_KILLED };
 enum args_pidns { PIDNS_AUTO, PIDNS_NEVER, PIDNS_ALWAYS };
 

@@ -2,10 +2,8 @@
 #include "cuda.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -13,12 +11,11 @@
 #include <unistd.h>
 
 #include "caps.h"
+#include "cuda_find.h"
 #include "io.h"
-#include "procfs.h"
 
 _Static_assert((int)ARGS_GPU_MAP_MAX <= (int)CUDA_GPUS_MAX, "a map fits");
 
-static const char tasks_name[] = "gpu-tasks";
 static const double load_limit = 60.0;  /* seconds for the driver's library to be loaded */
 static const double probe_limit = 5.0;
 static const double longest_call = 100.0; /* seconds, beside what copying may take */
@@ -36,8 +33,10 @@ static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_re
 {
     void *memory = mmap(NULL, sizeof(*cuda->shared), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        return kc_fail_errno(result, KC_INTERNAL, errno, "mmap");
+    if (memory == MAP_FAILED) {
+        kc_fail_errno(result, KC_INTERNAL, errno, "mmap");
+        return false;
+    }
     cuda->shared = memory;
     if (cuda->load == NULL)
         cuda->load = cuda_driver_load;
@@ -195,9 +194,16 @@ bool cuda_begin(struct cuda *cuda, const struct tree *tree, const struct args *a
     return true;
 }
 
+static bool has_state(const struct cuda *cuda)
+{
+    for (size_t i = 0; i < cuda->shared->count && i < CUDA_TASKS_MAX; i++)
+        if (cuda->shared->tasks[i].found != CUDA_NONE)
+            return true;
+    return false;
+}
+
 bool cuda_freeze(struct cuda *cuda, struct kc_result *result)
 {
-    bool any = false;
     if (cuda->shared == NULL)
         return true;
     cuda->blocked_at = io_now();
@@ -206,9 +212,7 @@ bool cuda_freeze(struct cuda *cuda, struct kc_result *result)
     if (ask(cuda, CUDA_GO, load_limit, false) != ANSWERED)
         return repair(cuda, result);
     bool good = outcome(cuda, result);
-    for (size_t i = 0; i < cuda->shared->count && i < CUDA_TASKS_MAX; i++)
-        any = any || cuda->shared->tasks[i].found != CUDA_NONE;
-    if (!good || !any)
+    if (!good || !has_state(cuda))
         drop(cuda);
     return good;
 }
@@ -226,90 +230,6 @@ void cuda_thaw(struct cuda *cuda)
     cuda->blocked_s = io_now() - cuda->blocked_at;
     if (cuda->problem.reason != KC_OK)
         kc_log("%s: %s", kc_reason_name(cuda->problem.reason), cuda->problem.message);
-}
-
-void cuda_record(const struct cuda *cuda, struct json *json)
-{
-    char text[CUDA_UUID_TEXT];
-    const struct cuda_shared *shared = cuda->shared;
-    if (shared == NULL) {
-        json_null(json, "gpu");
-        return;
-    }
-    json_open(json, "gpu", '{');
-    json_int(json, "cuda_version", shared->version);
-    json_real(json, "lock_s", shared->lock_s);
-    json_real(json, "checkpoint_s", shared->copy_s);
-    json_real(json, "restore_s", shared->return_s);
-    json_real(json, "blocked_s", cuda->blocked_s);
-    json_open(json, "processes", '[');
-    for (size_t i = 0; i < shared->count && i < CUDA_TASKS_MAX; i++) {
-        const struct cuda_task *task = &shared->tasks[i];
-        if (task->found == CUDA_NONE)
-            continue;
-        json_open(json, NULL, '{');
-        json_int(json, "pid", task->pid);
-        json_bool(json, "parked", task->found == CUDA_CHECKPOINTED);
-        if (task->memory >= 0)
-            json_int(json, "memory_bytes", task->memory);
-        else
-            json_null(json, "memory_bytes");
-        if (task->visible[0] != '\0')
-            json_string_n(json, "visible", task->visible,
-                          strnlen(task->visible, sizeof(task->visible)));
-        else
-            json_null(json, "visible");
-        json_close(json);
-    }
-    json_close(json);
-    json_open(json, "gpus", '[');
-    for (size_t i = 0; i < shared->gpu_count && i < CUDA_GPUS_MAX; i++) {
-        const struct cuda_gpu *gpu = &shared->gpus[i];
-        cuda_format_uuid(&gpu->uuid, text);
-        json_open(json, NULL, '{');
-        json_string(json, "uuid", text);
-        json_string_n(json, "name", gpu->name, strnlen(gpu->name, sizeof(gpu->name)));
-        json_int(json, "memory_bytes", (int64_t)gpu->memory);
-        json_close(json);
-    }
-    json_close(json);
-    if (cuda->problem.reason != KC_OK) {
-        json_open(json, "problem", '{');
-        json_string(json, "reason", kc_reason_name(cuda->problem.reason));
-        json_string(json, "message", cuda->problem.message);
-        json_close(json);
-    } else {
-        json_null(json, "problem");
-    }
-    json_close(json);
-}
-
-bool cuda_write_tasks(const struct cuda *cuda, int images)
-{
-    if (cuda->shared == NULL)
-        return true;
-    int fd = openat(images, tasks_name,
-                    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    bool done = fd >= 0;
-    for (size_t i = 0; done && i < cuda->shared->count && i < CUDA_TASKS_MAX; i++) {
-        char line[16];
-        if (cuda->shared->tasks[i].found == CUDA_NONE)
-            continue;
-        int length = snprintf(line, sizeof(line), "%d\n", cuda->shared->tasks[i].pid);
-        done = io_write_all(fd, line, (size_t)length);
-    }
-    io_close(&fd);
-    return done;
-}
-
-ssize_t cuda_read_tasks(int images, pid_t pids[CUDA_TASKS_MAX])
-{
-    char text[CUDA_TASKS_MAX * 16];
-    if (faccessat(images, tasks_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
-        return 0;
-    if (io_read_file_at(images, tasks_name, text, sizeof(text)) < 0)
-        return -1;
-    return proc_parse_pids(text, pids, CUDA_TASKS_MAX);
 }
 
 bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda_wait wait, void *data,
@@ -345,13 +265,44 @@ bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda
     return result->reason == KC_OK;
 }
 
+void cuda_leave(struct cuda *cuda)
+{
+    cuda_end(cuda);
+    if (cuda->shared != NULL)
+        cuda->blocked_s = io_now() - cuda->blocked_at;
+}
+
+bool cuda_unpark(struct cuda *cuda, struct kc_result *result)
+{
+    if (cuda->shared == NULL)
+        return true;
+    if (!start_helper(cuda, CUDA_UNPARK))
+        return kc_fail_errno(result, KC_INTERNAL, errno, "The GPU helper cannot be started");
+    cuda->wait = never_mind; /* half of it is of no use to anybody */
+    if (ask(cuda, CUDA_GO, load_limit, false) == ANSWERED) {
+        outcome(cuda, result);
+    } else {
+        repair(cuda, result);
+        /* That went on with what was begun, or could not. */
+        if (result->reason == KC_GPU_FAILED)
+            *result = (struct kc_result){.reason = KC_OK};
+    }
+    if (!has_state(cuda))
+        drop(cuda);
+    else
+        cuda_end(cuda);
+    return result->reason == KC_OK;
+}
+
 bool cuda_probe(struct json *json, struct kc_result *result)
 {
     struct cuda cuda = {.wait = never_mind};
     bool there = make_shared(&cuda, NULL, result) && start_helper(&cuda, CUDA_PROBE) &&
                  ask(&cuda, CUDA_GO, probe_limit, true) == ANSWERED;
     if (there && cuda.shared->loaded != CUDA_NO_LIBRARY) {
+        const char *driver = cuda.shared->driver_version;
         json_open(json, "gpu", '{');
+        json_string(json, "driver", driver[0] != '\0' ? driver : NULL);
         json_int(json, "cuda_version", cuda.shared->version);
         json_bool(json, "checkpoint", cuda.shared->loaded == CUDA_LOADED);
         json_bool(json, "gpu_map",

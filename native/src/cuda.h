@@ -37,6 +37,11 @@ bool cuda_freeze(struct cuda *cuda, struct kc_result *result);
 void cuda_thaw(struct cuda *cuda);
 /* Nothing more is to be done, because the processes were killed. */
 void cuda_end(struct cuda *cuda);
+/* Nothing more is to be done: the processes stay without their GPU. */
+void cuda_leave(struct cuda *cuda);
+/* The opposite, in one step: all processes get their GPU, or all stay without. As for cuda_freeze() `shared`
+ * is NULL afterwards if no process had CUDA state. */
+bool cuda_unpark(struct cuda *cuda, struct kc_result *result);
 /* The value `gpu` of the event `done`. */
 void cuda_record(const struct cuda *cuda, struct json *json);
 

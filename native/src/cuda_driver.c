@@ -11,7 +11,7 @@
 #include "trust.h"
 
 /* Where the node's driver is mounted without the linker knowing (Google Kubernetes Engine). */
-static const char *const places[] = {"/usr/local/nvidia/lib64/libcuda.so.1"};
+static const char place[] = "/usr/local/nvidia/lib64";
 
 typedef int (*get_proc_address)(const char *symbol, void **function, int version, uint64_t flags,
                                 int *status);
@@ -70,20 +70,39 @@ static enum cuda_load bind(void *library, struct cuda_driver *driver)
 enum cuda_load cuda_driver_load_file(const char *path, struct cuda_driver *driver)
 {
     *driver = (struct cuda_driver){.version = 0};
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *library = path == NULL ? NULL : dlopen(path, RTLD_NOW | RTLD_LOCAL);
     return library == NULL ? CUDA_NO_LIBRARY : bind(library, driver);
+}
+
+/* The path of a library in that place, NULL where it is not or cannot be trusted. */
+static const char *placed(const char *name, char resolved[PATH_MAX])
+{
+    char path[sizeof(place) + 32];
+    const char *why;
+    snprintf(path, sizeof(path), "%s/%s", place, name);
+    return access(path, F_OK) == 0 &&
+                   trust_resolve(path, caps_beyond_caller() ? 0 : getuid(), resolved, &why)
+               ? resolved
+               : NULL;
+}
+
+static void load_nvml(struct cuda_nvml *nvml)
+{
+    static const char name[] = "libnvidia-ml.so.1";
+    char resolved[PATH_MAX];
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    const char *path = library == NULL ? placed(name, resolved) : NULL;
+    cuda_nvml_bind(path != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : library, nvml);
 }
 
 enum cuda_load cuda_driver_load(struct cuda_driver *driver)
 {
-    enum cuda_load loaded = cuda_driver_load_file("libcuda.so.1", driver);
-    uid_t other = caps_beyond_caller() ? 0 : getuid();
-    for (size_t i = 0; loaded == CUDA_NO_LIBRARY && i < sizeof(places) / sizeof(places[0]); i++) {
-        char resolved[PATH_MAX];
-        const char *why;
-        if (access(places[i], F_OK) == 0 && trust_resolve(places[i], other, resolved, &why))
-            loaded = cuda_driver_load_file(resolved, driver);
-    }
+    static const char name[] = "libcuda.so.1";
+    char resolved[PATH_MAX];
+    enum cuda_load loaded = cuda_driver_load_file(name, driver);
+    if (loaded == CUDA_NO_LIBRARY)
+        loaded = cuda_driver_load_file(placed(name, resolved), driver);
+    driver->bind_nvml = load_nvml;
     return loaded;
 }
 

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "cuda_abi.h"
+#include "cuda_nvml.h"
 #include "result.h"
 
 struct cuda_driver {
@@ -24,6 +25,7 @@ struct cuda_driver {
     int (*checkpoint)(int pid, struct cuda_checkpoint_args *args);
     int (*restore)(int pid, struct cuda_restore_args *args);
     int (*unlock)(int pid, struct cuda_unlock_args *args);
+    void (*bind_nvml)(struct cuda_nvml *nvml); /* loads the management library; NULL: not here */
 };
 
 /* CUDA_TOO_OLD: `version` is set, the functions that save are not there. */

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "cuda_helper.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,90 +12,23 @@
 #include <unistd.h>
 
 #include "caps.h"
+#include "cuda_find.h"
 #include "io.h"
 #include "procfs.h"
-#include "tree.h"
 
-enum { SOCKET = 3, ENVIRONMENT_MAX = 4 << 20 };
+enum { SOCKET = 3 };
 
 static const double stopped_limit = 60.0; /* seconds for a frozen tree to be thawed by the guard */
+
+static const int64_t drivers_own = 1 << 30; /* bytes on the GPU for each process */
 
 /* What the helper's callbacks need. */
 struct helper {
     struct cuda_shared *shared;
     struct cuda_driver driver;
+    struct cuda_nvml nvml;
     bool unwanted;
 };
-
-bool cuda_maps_driver(pid_t pid)
-{
-    static const char name[] = "/libcuda.so";
-    char path[32];
-    char text[16384 + sizeof(name)];
-    size_t kept = 0;
-    bool found = false;
-    snprintf(path, sizeof(path), "%d/maps", pid);
-    int fd = openat(proc_fd(), path, O_RDONLY | O_CLOEXEC);
-    for (ssize_t n; fd >= 0 && !found && (n = read(fd, text + kept, 16384)) > 0;) {
-        size_t length = kept + (size_t)n;
-        found = memmem(text, length, name, sizeof(name) - 1) != NULL;
-        kept = length < sizeof(name) - 2 ? length : sizeof(name) - 2;
-        memmove(text, text + length - kept, kept);
-    }
-    io_close(&fd);
-    return found;
-}
-
-bool cuda_holds_device(pid_t pid)
-{
-    static const char device[] = "/dev/nvidia";
-    char path[32];
-    char target[sizeof(device)];
-    bool found = false;
-    snprintf(path, sizeof(path), "%d/fd", pid);
-    int fd = openat(proc_fd(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
-        return false;
-    }
-    for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
-        found = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target)) >=
-                    (ssize_t)sizeof(device) - 1 &&
-                memcmp(target, device, sizeof(device) - 1) == 0;
-    closedir(dir);
-    return found;
-}
-
-static void read_visible(pid_t pid, char *visible, size_t capacity)
-{
-    static const char name[] = "CUDA_VISIBLE_DEVICES=";
-    char path[32];
-    size_t length = 0;
-    visible[0] = '\0';
-    snprintf(path, sizeof(path), "%d/environ", pid);
-    int fd = openat(proc_fd(), path, O_RDONLY | O_CLOEXEC);
-    char *text = fd < 0 ? NULL : io_read_to_end(fd, ENVIRONMENT_MAX, &length);
-    io_close(&fd);
-    if (text == NULL)
-        return;
-    for (size_t at = 0; at < length; at += strlen(text + at) + 1)
-        if (strncmp(text + at, name, sizeof(name) - 1) == 0)
-            snprintf(visible, capacity, "%s", text + at + sizeof(name) - 1);
-    free(text);
-}
-
-bool cuda_describe(pid_t pid, struct cuda_task *task)
-{
-    struct proc_stat stat;
-    *task = (struct cuda_task){.pid = pid, .found = CUDA_NONE, .memory = -1};
-    if (!proc_stat(pid, &stat) || stat.state == 'Z' || stat.state == 'X')
-        return false;
-    task->starttime = stat.starttime;
-    task->holds_device = cuda_holds_device(pid);
-    read_visible(pid, task->visible, sizeof(task->visible));
-    return true;
-}
 
 /* The callbacks of cuda_tree.c ------------------------------------------------------------------ */
 
@@ -132,20 +62,47 @@ static int64_t host_memory(pid_t pid)
 static size_t find_more(void *data)
 {
     struct cuda_shared *shared = ((struct helper *)data)->shared;
-    struct tree tree = {0};
-    size_t before = shared->count;
-    tree_collect(&tree, shared->root, true);
-    for (size_t i = 0; i < tree.count && shared->count < CUDA_TASKS_MAX; i++) {
-        bool known = false;
-        for (size_t k = 0; k < shared->count; k++)
-            known = known || (shared->tasks[k].pid == tree.tasks[i].pid &&
-                              shared->tasks[k].starttime == tree.tasks[i].starttime);
-        if (!known && cuda_maps_driver(tree.tasks[i].pid) &&
-            cuda_describe(tree.tasks[i].pid, &shared->tasks[shared->count]))
-            shared->count++;
+    return cuda_find(shared->root, shared->tasks, &shared->count);
+}
+
+static int64_t free_memory(const struct helper *helper, size_t i)
+{
+    char uuid[CUDA_UUID_TEXT];
+    cuda_format_uuid(&helper->shared->gpus[i].uuid, uuid);
+    return cuda_nvml_free_memory(&helper->nvml, uuid);
+}
+
+/* How much a checkpoint frees on each GPU. Others may free some meanwhile: so it is at most what came to the
+ * host, and what the driver takes for itself. */
+static void note_memory(void *data, bool after)
+{
+    struct helper *helper = data;
+    struct cuda_shared *shared = helper->shared;
+    int64_t most = 0;
+    for (size_t i = 0; i < shared->count; i++)
+        if (shared->tasks[i].memory >= 0)
+            most += shared->tasks[i].memory + drivers_own;
+    for (size_t i = 0; i < shared->gpu_count; i++) {
+        struct cuda_gpu *gpu = &shared->gpus[i];
+        int64_t now = free_memory(helper, i);
+        int64_t more = now - gpu->free_before;
+        if (!after)
+            gpu->free_before = now;
+        else if (now >= 0 && gpu->free_before >= 0)
+            gpu->released = more < 0 ? 0 : more < most ? more : most;
     }
-    tree_free(&tree);
-    return shared->count - before;
+}
+
+/* A restore without room fails for good, so that room is waited for. */
+static bool has_room(void *data)
+{
+    const struct helper *helper = data;
+    for (size_t i = 0; i < helper->shared->gpu_count; i++) {
+        int64_t now = free_memory(helper, i);
+        if (now >= 0 && helper->shared->gpus[i].released > now)
+            return false;
+    }
+    return true;
 }
 
 /* What is asked of the helper ------------------------------------------------------------------- */
@@ -165,6 +122,8 @@ static struct cuda_work work_of(struct helper *helper)
                               .alive = is_alive,
                               .host_memory = host_memory,
                               .more = find_more,
+                              .copying = note_memory,
+                              .room = has_room,
                               .data = helper};
 }
 
@@ -193,28 +152,101 @@ static void thaw(struct helper *helper)
     helper->shared->return_s = io_now() - started;
 }
 
+static void ask_nvml(struct helper *helper)
+{
+    struct cuda_shared *shared = helper->shared;
+    if (helper->driver.bind_nvml != NULL)
+        helper->driver.bind_nvml(&helper->nvml);
+    cuda_nvml_driver_version(&helper->nvml, shared->driver_version, sizeof(shared->driver_version));
+}
+
+/* What the driver would refuse, said before anything is touched. */
+static bool check_task(const struct helper *helper, const struct cuda_task *task)
+{
+    struct cuda_shared *shared = helper->shared;
+    bool mig = strncmp(task->visible, "MIG-", 4) == 0;
+    size_t in_mig_mode = 0;
+    for (size_t i = 0; i < shared->gpu_count; i++) {
+        char uuid[CUDA_UUID_TEXT];
+        cuda_format_uuid(&shared->gpus[i].uuid, uuid);
+        if (cuda_nvml_is_on_by_mps(&helper->nvml, uuid, task->pid))
+            return kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
+                           "Process %d uses its GPU through MPS, and the driver cannot save that.",
+                           task->pid);
+        if (!cuda_nvml_mig(&helper->nvml, uuid))
+            continue;
+        in_mig_mode++;
+        mig = mig || cuda_nvml_is_on(&helper->nvml, uuid, task->pid);
+    }
+    /* In a container the processes may be known by other numbers. */
+    mig = mig || (shared->gpu_count > 0 && in_mig_mode == shared->gpu_count);
+    return !mig || kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
+                           "Process %d uses a GPU in MIG mode, and the driver cannot save that.",
+                           task->pid);
+}
+
+static bool check_tasks(const struct helper *helper)
+{
+    for (size_t i = 0; i < helper->shared->count; i++)
+        if (helper->shared->tasks[i].found != CUDA_NONE &&
+            !check_task(helper, &helper->shared->tasks[i]))
+            return false;
+    return true;
+}
+
+static bool check_map(struct cuda_shared *shared)
+{
+    return shared->pair_count == 0 || shared->version >= CUDA_PAIRS_SINCE ||
+           kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
+                   "The NVIDIA driver here (CUDA %d.%d) cannot restore onto another GPU: CUDA 13.0, "
+                   "which driver 580 has, is needed.",
+                   shared->version / 1000, shared->version % 1000 / 10);
+}
+
 static void go(struct helper *helper)
 {
     struct cuda_shared *shared = helper->shared;
     struct cuda_work work = work_of(helper);
-    if (shared->mode == CUDA_DUMP) {
+    double started = io_now();
+    switch (shared->mode) {
+    case CUDA_PROBE:
+        ask_nvml(helper);
+        break;
+    case CUDA_DUMP:
+    case CUDA_UNPARK:
         find_more(helper);
-        if (!cuda_tree_look(&work, false, &shared->result) || !cuda_tree_any(&work))
-            return;
+        if (!check_map(shared) || !cuda_tree_look(&work, false, &shared->result) ||
+            !cuda_tree_any(&work))
+            break;
         shared->gpu_count = cuda_tree_gpus(&helper->driver, shared->gpus);
-        cuda_tree_freeze(&work, &shared->lock_s, &shared->copy_s, &shared->result);
-    } else if (shared->mode == CUDA_RESTORE) {
-        if (shared->pair_count > 0 && shared->version < CUDA_PAIRS_SINCE)
-            kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
-                    "The NVIDIA driver here (CUDA %d.%d) cannot restore onto another GPU: CUDA 13.0, "
-                    "which driver 580 has, is needed.",
-                    shared->version / 1000, shared->version % 1000 / 10);
-        else if (cuda_tree_look(&work, true, &shared->result))
+        ask_nvml(helper);
+        if (shared->mode == CUDA_UNPARK)
+            cuda_tree_unpark(&work, &shared->result);
+        else if (check_tasks(helper))
+            cuda_tree_freeze(&work, &shared->lock_s, &shared->copy_s, &shared->result);
+        if (shared->mode == CUDA_UNPARK)
+            shared->return_s = io_now() - started;
+        break;
+    case CUDA_RESTORE:
+        if (check_map(shared) && cuda_tree_look(&work, true, &shared->result))
             thaw(helper);
-    } else if (shared->mode == CUDA_REPAIR) {
+        break;
+    case CUDA_REPAIR:
         work.driver->init(0);
         thaw(helper);
+        break;
     }
+}
+
+/* Without a driver that can do it: whether a process of the tree does more than having the library. */
+static bool is_idle(struct helper *helper)
+{
+    const struct cuda_shared *shared = helper->shared;
+    find_more(helper);
+    for (size_t i = 0; i < shared->count; i++)
+        if (shared->tasks[i].holds_device || shared->tasks[i].has_thread)
+            return false;
+    return true;
 }
 
 /* This program was killed: the guard thaws the tree, and then its GPU is given back. */
@@ -276,6 +308,10 @@ __attribute__((noreturn)) static void serve(struct cuda_shared *shared, int sock
             thaw(&helper);
         else if (loaded)
             go(&helper);
+        else if (shared->mode == CUDA_PROBE && shared->loaded == CUDA_TOO_OLD)
+            ask_nvml(&helper);
+        else if ((shared->mode == CUDA_DUMP || shared->mode == CUDA_UNPARK) && is_idle(&helper))
+            shared->result = (struct kc_result){.reason = KC_OK};
         struct cuda_message message = {.done = true};
         send(SOCKET, &message, sizeof(message), MSG_NOSIGNAL);
     }

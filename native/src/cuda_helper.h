@@ -12,6 +12,7 @@
 enum cuda_mode {
     CUDA_PROBE,   /* only loads the driver */
     CUDA_DUMP,    /* finds the tasks itself; undoes everything should this program be killed */
+    CUDA_UNPARK,  /* finds the tasks itself */
     CUDA_RESTORE, /* the tasks are given */
     CUDA_REPAIR,  /* the tasks are those of a helper that was left behind */
 };
@@ -32,6 +33,7 @@ struct cuda_shared {
     struct kc_result result;
     enum cuda_load loaded;
     int version;
+    char driver_version[80]; /* "": not known */
     bool custom_storage;
     struct cuda_gpu gpus[CUDA_GPUS_MAX];
     size_t gpu_count;
@@ -48,11 +50,5 @@ struct cuda_message {
 /* Forks it. `load` is what it loads the driver with. Returns its PID, and a socket in *in; or -1. */
 pid_t cuda_helper_start(struct cuda_shared *shared, enum cuda_load (*load)(struct cuda_driver *),
                         int *in);
-
-/* Whether a process has the driver's library mapped, or (`device`) a file of a GPU open. */
-bool cuda_maps_driver(pid_t pid);
-bool cuda_holds_device(pid_t pid);
-/* A task with what /proc says of it; false when it has ended. */
-bool cuda_describe(pid_t pid, struct cuda_task *task);
 
 #endif

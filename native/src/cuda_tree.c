@@ -50,7 +50,11 @@ static bool fail(struct kc_result *result, const struct cuda_work *work, enum kc
     char words[256];
     cuda_error_words(work->driver, error, words, sizeof(words));
     if (error == CUDA_ERROR_NOT_SUPPORTED)
-        reason = KC_GPU_UNSUPPORTED;
+        return kc_fail(result, KC_GPU_UNSUPPORTED,
+                       "%s of process %d: %s. The driver does not support it for unified memory "
+                       "(cudaMallocManaged), for memory that processes share (CUDA IPC, as NCCL does), "
+                       "or for GPUs in MIG mode or under MPS.",
+                       what, task->pid, words);
     return kc_fail(result, reason, "%s of process %d: %s.", what, task->pid, words);
 }
 
@@ -76,14 +80,21 @@ bool cuda_tree_look(struct cuda_work *work, bool expected, struct kc_result *res
         int error = state_of(work, task, &task->found);
         /* Starting the driver takes seconds: only for those that need it. */
         if (!started && alive(work, task) &&
-            (error == CUDA_SUCCESS || task->holds_device || expected)) {
+            (error == CUDA_SUCCESS || task->holds_device || task->has_thread || expected)) {
             if (!initialise(work, result))
                 return false;
             started = true;
             error = state_of(work, task, &task->found);
         }
-        if (error != CUDA_SUCCESS && (task->holds_device || expected))
-            return fail(result, work, KC_GPU_FAILED, error, task, "The GPU driver knows no state");
+        if (error != CUDA_SUCCESS && (task->has_thread || expected))
+            return fail(result, work, KC_GPU_FAILED, error, task,
+                        "The driver cannot reach the GPU state");
+        if (error != CUDA_SUCCESS && task->holds_device)
+            return kc_fail(result, KC_GPU_UNSUPPORTED,
+                           "Process %d was forked from one that used the GPU by then, and keeps its "
+                           "devices open: it cannot be saved. Start it before, or by \"spawn\".",
+                           task->pid);
+        task->parked = task->found == CUDA_CHECKPOINTED;
         if (task->found == CUDA_FAILED)
             return kc_fail(result, KC_GPU_FAILED,
                            "The GPU state of process %d is lost: the driver failed earlier.",
@@ -120,7 +131,7 @@ size_t cuda_tree_gpus(const struct cuda_driver *driver, struct cuda_gpu gpus[CUD
         struct cuda_gpu *gpu = &gpus[found];
         int device;
         size_t bytes = 0;
-        *gpu = (struct cuda_gpu){.memory = 0};
+        *gpu = (struct cuda_gpu){.free_before = -1, .released = -1};
         if (driver->device_get(&device, i) != CUDA_SUCCESS ||
             driver->device_get_uuid(&gpu->uuid, device) != CUDA_SUCCESS)
             continue;
@@ -210,7 +221,11 @@ bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
     bool good = lock_all(work, result);
     double locked = io_now();
     *lock_s = locked - started;
+    if (good && work->copying != NULL)
+        work->copying(work->data, false);
     good = good && checkpoint_all(work, result);
+    if (good && work->copying != NULL)
+        work->copying(work->data, true);
     *copy_s = io_now() - locked;
     if (good)
         return true;
@@ -243,6 +258,7 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
     double deadline = io_now() + work->retry_for;
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     struct cuda_restore_args args = {.pair_count = (unsigned)work->pair_count};
+    int first = CUDA_SUCCESS;
     if (work->pair_count > 0) {
         memcpy(pairs, work->pairs, work->pair_count * sizeof(pairs[0]));
         args.pairs = pairs;
@@ -252,11 +268,23 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
         int error = work->driver->restore(task->pid, &args);
         if (error == CUDA_SUCCESS || !alive(work, task))
             return true;
-        if (error != CUDA_ERROR_OUT_OF_MEMORY)
+        if (error != CUDA_ERROR_OUT_OF_MEMORY && first == CUDA_SUCCESS)
             return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be taken again");
-        if (io_now() >= deadline)
-            return fail(result, work, KC_GPU_FULL, error, task,
+        /* Some drivers cannot do it any more once it has failed so. */
+        if (error != CUDA_ERROR_OUT_OF_MEMORY || io_now() >= deadline)
+            return fail(result, work, KC_GPU_FULL, CUDA_ERROR_OUT_OF_MEMORY, task,
                         "The GPU has no room for the memory");
+        first = error;
+        io_sleep_ms(retry_ms);
+    }
+}
+
+/* A restore that finds no room cannot be repeated: so room is waited for. In vain it is tried even so. */
+static void wait_for_room(struct cuda_work *work, const struct cuda_task *task)
+{
+    double deadline = io_now() + work->retry_for;
+    while (work->room != NULL && io_now() < deadline && !work->room(work->data)) {
+        step(work, CUDA_OP_RESTORE, task->pid, short_call(work));
         io_sleep_ms(retry_ms);
     }
 }
@@ -270,14 +298,19 @@ static bool unlock(struct cuda_work *work, const struct cuda_task *task, struct 
            fail(result, work, KC_GPU_STUCK, error, task, "The GPU could not be unlocked");
 }
 
-bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
+static bool restore_all(struct cuda_work *work, struct kc_result *result)
 {
     bool good = true;
+    bool waited = false;
     for (size_t i = 0; i < *work->count; i++) {
         const struct cuda_task *task = &work->tasks[i];
         if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
             continue;
         int state = settled_state(work, task);
+        if (state == CUDA_CHECKPOINTED && !waited) {
+            wait_for_room(work, task);
+            waited = true;
+        }
         if (state == CUDA_CHECKPOINTED && !restore(work, task, result))
             good = false;
         else if (state == CUDA_CHECKPOINTING || state == CUDA_RESTORING)
@@ -287,6 +320,12 @@ bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
             good = kc_fail(result, KC_GPU_STUCK,
                            "The GPU driver has given up the GPU state of process %d.", task->pid);
     }
+    return good;
+}
+
+static bool unlock_all(struct cuda_work *work, struct kc_result *result)
+{
+    bool good = true;
     /* Children first: when a parent goes on, they are ready for it. */
     for (size_t i = *work->count; i-- > 0;) {
         const struct cuda_task *task = &work->tasks[i];
@@ -299,4 +338,34 @@ bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
             good = false;
     }
     return good;
+}
+
+bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
+{
+    bool good = restore_all(work, result);
+    return unlock_all(work, result) && good;
+}
+
+bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
+{
+    struct kc_result undone = {.reason = KC_OK};
+    for (size_t i = 0; i < *work->count; i++)
+        if (work->tasks[i].found == CUDA_CHECKPOINTED || work->tasks[i].found == CUDA_LOCKED)
+            work->tasks[i].found = CUDA_RUNNING;
+    if (restore_all(work, result))
+        return unlock_all(work, result);
+    for (size_t i = 0; i < *work->count; i++) {
+        const struct cuda_task *task = &work->tasks[i];
+        struct cuda_checkpoint_args args = {.custom_storage = NULL};
+        int state;
+        if (!task->parked || settled_state(work, task) != CUDA_LOCKED)
+            continue;
+        step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout);
+        int error = work->driver->checkpoint(task->pid, &args);
+        if (error != CUDA_SUCCESS && state_of(work, task, &state) == CUDA_SUCCESS)
+            fail(&undone, work, KC_GPU_STUCK, error, task, "The GPU could not be freed again");
+    }
+    if (undone.reason != KC_OK)
+        *result = undone;
+    return false;
 }

@@ -11,7 +11,7 @@
 #include "cuda_driver.h"
 #include "result.h"
 
-enum { CUDA_TASKS_MAX = 128, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 160 };
+enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 160 };
 
 /* No CUDA state, or the process has ended. Else one of enum cuda_state. */
 enum { CUDA_NONE = -1 };
@@ -19,7 +19,9 @@ enum { CUDA_NONE = -1 };
 struct cuda_task {
     pid_t pid;
     unsigned long long starttime;
-    bool holds_device; /* it has a file of the GPU's open */
+    bool holds_device; /* it has a file of the GPU's open, perhaps from the process that forked it */
+    bool has_thread;   /* it has a thread of the driver's: CUDA state of its own */
+    bool parked;       /* it was checkpointed before anything was done */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
@@ -29,6 +31,7 @@ struct cuda_gpu {
     struct cuda_uuid uuid;
     char name[96];
     uint64_t memory; /* bytes */
+    int64_t free_before, released; /* bytes: before the checkpoint; that it freed; -1: not known */
 };
 
 enum cuda_op { CUDA_OP_START, CUDA_OP_LOOK, CUDA_OP_LOCK, CUDA_OP_CHECKPOINT, CUDA_OP_RESTORE,
@@ -51,6 +54,10 @@ struct cuda_work {
     int64_t (*host_memory)(pid_t pid);
     /* Adds tasks that came since; how many. NULL: none ever do. */
     size_t (*more)(void *data);
+    /* Told before and after all memory is copied to the host. NULL: not needed. */
+    void (*copying)(void *data, bool after);
+    /* Whether the GPUs have room for what was copied from them. NULL: not known. */
+    bool (*room)(void *data);
     void *data;
 };
 
@@ -67,5 +74,7 @@ bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
 /* Brings every task back to where it was found, whatever has become of it meanwhile: restores all, then
  * unlocks all. Goes on after a failure, and tells the first one. */
 bool cuda_tree_return(struct cuda_work *work, struct kc_result *result);
+/* Brings every task that is parked or locked back to running. When one fails all stay parked. */
+bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result);
 
 #endif

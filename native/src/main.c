@@ -7,6 +7,7 @@
 #include "dump.h"
 #include "io.h"
 #include "json.h"
+#include "park.h"
 #include "probe.h"
 #include "procfs.h"
 #include "restore.h"
@@ -38,6 +39,9 @@ int main(int argc, char **argv)
         return dump_command(&args);
     case ARGS_RESTORE:
         return restore_command(&args);
+    case ARGS_PARK:
+    case ARGS_UNPARK:
+        return park_command(&args);
     case ARGS_VERSION:
         puts("kernel-capture " KC_VERSION);
         return 0;

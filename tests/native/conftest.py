@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.native.driver import Capture, Kernel
+from tests.native.gpu_node import HOLDER, GpuNode
 
 COUNTER = """
 import time
@@ -45,4 +46,32 @@ def capture() -> Iterator[Callable[..., Capture]]:
 
     yield start
     for one in started:
+        one.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., GpuNode]]:
+    """Start nodes with simulated GPUs; ended after the test."""
+    nodes: list[GpuNode] = []
+
+    def start(*gpus: dict[str, Any], **settings: Any) -> GpuNode:
+        nodes.append(GpuNode(tmp_path / f"node-{len(nodes)}", *gpus, **settings))
+        return nodes[-1]
+
+    yield start
+    for one in nodes:
+        one.stop()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
+    """Start kernels on a node; ended after the test."""
+    kernels: list[Kernel] = []
+
+    def start(node: GpuNode, source: str = HOLDER, **environment: str) -> Kernel:
+        kernels.append(node.kernel(tmp_path / f"kernel-{len(kernels)}", source, **environment))
+        return kernels[-1]
+
+    yield start
+    for one in kernels:
         one.close()

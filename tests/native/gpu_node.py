@@ -12,11 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.node import REPOSITORY
-from tests.native.driver import Capture, Kernel, binary
+from tests.native.driver import Capture, Kernel, binary, wait_until
 from tests.simgpu.simgpu import SimulatedMachine
 
 #: What every program begins with.
 PRELUDE = "from tests.simgpu.api import *\nimport os, time, zlib\n"
+
+#: Holds 1 MiB of device memory and says, again and again, what is in it and on which GPU.
+HOLDER = """
+gpu = Gpu(int(os.environ.get("ORDINAL", 0)))
+data = gpu.upload(os.urandom(1 << 20))
+print("holds", gpu.checksum(data, 1 << 20), flush=True)
+while True:
+    print("sum", gpu.checksum(data, 1 << 20), "on", gpu.uuid, flush=True)
+    time.sleep(0.02)
+"""
+
+#: The same in two processes.
+PAIR = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-u", "-c", open(__file__).read().split("#child\\n")[1]])
+#child
+from tests.simgpu.api import *
+import os, time
+gpu = Gpu()
+data = gpu.upload(os.urandom(1 << 20))
+print(os.getpid(), "holds", gpu.checksum(data, 1 << 20), flush=True)
+while True:
+    print(os.getpid(), "sum", gpu.checksum(data, 1 << 20), flush=True)
+    time.sleep(0.02)
+"""
 
 _UNSHARE = ("unshare", "--mount", "--propagation", "slave")
 _MOUNT = (
@@ -75,3 +100,22 @@ class GpuNode:
         self._holder.stdout.close()
         self._holder.wait(30)
         self.machine.stop()
+
+
+def held(kernel: Kernel, count: int = 1) -> list[str]:
+    """The line beginnings that say that all data are what they were."""
+    wait_until(lambda: sum("holds" in line for line in kernel.lines()) == count, "holds", 30)
+    return [line.replace("holds", "sum") for line in kernel.lines() if "holds" in line]
+
+
+def intact(kernel: Kernel, sums: list[str], end: str = "") -> None:
+    """Assert that every process goes on to compute with its data: twice each, from now on."""
+    seen = len(kernel.lines())
+    wait_until(
+        lambda: all(
+            sum(line.startswith(one) and line.endswith(end) for line in kernel.lines()[seen:]) > 1
+            for one in sums
+        ),
+        f"{sums} {end} after line {seen} of {kernel.lines()[-10:]}",
+        30,
+    )

@@ -4,90 +4,18 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.native.driver import Capture, Event, Kernel, empty, wait_until
-from tests.native.gpu_node import GpuNode
+from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact
 from tests.simgpu.simgpu import gpu
 
 Nodes = Callable[..., GpuNode]
 Kernels = Callable[..., Kernel]
-
-#: Holds 1 MiB of device memory and says, again and again, what is in it and on which GPU.
-HOLDER = """
-gpu = Gpu(int(os.environ.get("ORDINAL", 0)))
-data = gpu.upload(os.urandom(1 << 20))
-print("holds", gpu.checksum(data, 1 << 20), flush=True)
-while True:
-    print("sum", gpu.checksum(data, 1 << 20), "on", gpu.uuid, flush=True)
-    time.sleep(0.02)
-"""
-
-#: The same in two processes.
-PAIR = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-u", "-c", open(__file__).read().split("#child\\n")[1]])
-#child
-from tests.simgpu.api import *
-import os, time
-gpu = Gpu()
-data = gpu.upload(os.urandom(1 << 20))
-print(os.getpid(), "holds", gpu.checksum(data, 1 << 20), flush=True)
-while True:
-    print(os.getpid(), "sum", gpu.checksum(data, 1 << 20), flush=True)
-    time.sleep(0.02)
-"""
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Nodes]:
-    """Start nodes with simulated GPUs; ended after the test."""
-    nodes: list[GpuNode] = []
-
-    def start(*gpus: dict[str, Any], **settings: Any) -> GpuNode:
-        nodes.append(GpuNode(tmp_path / f"node-{len(nodes)}", *gpus, **settings))
-        return nodes[-1]
-
-    yield start
-    for one in nodes:
-        one.stop()
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Kernels]:
-    """Start kernels on a node; ended after the test."""
-    kernels: list[Kernel] = []
-
-    def start(node: GpuNode, source: str = HOLDER, **environment: str) -> Kernel:
-        kernels.append(node.kernel(tmp_path / f"kernel-{len(kernels)}", source, **environment))
-        return kernels[-1]
-
-    yield start
-    for one in kernels:
-        one.close()
-
-
-def held(kernel: Kernel, count: int = 1) -> list[str]:
-    """The line beginnings that say that all data are what they were."""
-    wait_until(lambda: sum("holds" in line for line in kernel.lines()) == count, "holds", 30)
-    return [line.replace("holds", "sum") for line in kernel.lines() if "holds" in line]
-
-
-def intact(kernel: Kernel, sums: list[str], end: str = "") -> None:
-    """Assert that every process goes on to compute with its data: twice each, from now on."""
-    seen = len(kernel.lines())
-    wait_until(
-        lambda: all(
-            sum(line.startswith(one) and line.endswith(end) for line in kernel.lines()[seen:]) > 1
-            for one in sums
-        ),
-        f"{sums} {end} after line {seen} of {kernel.lines()[-10:]}",
-        30,
-    )
 
 
 def saved(kernel: Kernel, *extra: str) -> Event:
@@ -113,7 +41,8 @@ def test_a_kernel_with_device_memory_is_saved_runs_on_and_is_restored(
     assert record["processes"][0]["memory_bytes"] >= 1 << 20
     assert record["gpus"][0]["uuid"] == here.machine.gpus[0]["uuid"]
     assert record["gpus"][0]["memory_bytes"] == 64 << 20
-    assert record["cuda_version"] == 13000
+    assert record["gpus"][0]["released_bytes"] >= 1 << 20
+    assert (record["driver"], record["cuda_version"]) == ("580.95.05", 13000)
     assert record["problem"] is None
     steps = [event["step"] for event in capture.events if event["event"] == "gpu"]
     assert [steps.index(step) for step in ("lock", "checkpoint", "restore", "unlock")] == sorted(
@@ -232,7 +161,7 @@ def test_a_fault_undoes_the_save(
     one = program(here, PAIR)
     sums = held(one, 2)
     here.machine.faults(fault)
-    error = one.dump("--gpu-timeout", "0.5", "--timeout", "3").finish()
+    error = one.dump("--gpu-timeout", "0.5", "--timeout", "1.5").finish()
     assert (error["event"], error["reason"]) == ("error", reason), error
     assert re.search(words, error["message"])
     here.machine.faults()
@@ -244,7 +173,7 @@ def test_a_fault_undoes_the_save(
 def test_long_work_on_the_gpu_is_waited_for_and_then_left_alone(
     node: Nodes, program: Kernels
 ) -> None:
-    spin = "print('spins', flush=True); gpu.launch('spin', ms=4000)\nwhile True:"
+    spin = "print('spins', flush=True); gpu.launch('spin', ms=2500)\nwhile True:"
     one = program(node(), HOLDER.replace("while True:", spin))
     sums = held(one)
     one.wait_line("spins")
@@ -316,7 +245,7 @@ def test_a_fault_ends_the_restore_and_the_state_stays(
     saved(one)
     one.kill()
     here.machine.faults(fault)
-    error = one.restore("--gpu-timeout", "0.3", "--timeout", "4").finish()
+    error = one.restore("--gpu-timeout", "0.3", "--timeout", "2.5").finish()
     assert (error["event"], error["reason"]) == ("error", reason), error
     wait_until(lambda: here.machine.used() == 0, "device memory is free")
     here.machine.faults()
@@ -339,12 +268,78 @@ def test_a_gpu_that_does_not_come_back_is_told_and_the_state_is_whole(
     intact(one, sums)
 
 
+@pytest.mark.parametrize(
+    ("settings", "source", "words"),
+    [
+        ({"mps": True}, "", "through MPS"),
+        ({"mig": True}, "", "in MIG mode"),
+        ({}, "gpu.driver.cuMemAllocManaged(ctypes.byref(ctypes.c_uint64()), 9, 1)", "unified"),
+    ],
+)
+def test_what_the_driver_cannot_save_is_said(
+    node: Nodes, program: Kernels, settings: dict[str, Any], source: str, words: str
+) -> None:
+    one = program(node(gpu(0, **settings)), HOLDER.replace("while True", f"{source}\nwhile True"))
+    sums = held(one)
+    capture = one.dump()
+    error = capture.finish()
+    assert error["reason"] == "gpu_unsupported", error
+    assert words in error["message"]
+    touched = any(event.get("step") == "lock" for event in capture.events)
+    assert touched == (not settings)  # unified memory is seen by the driver alone
+    intact(one, sums)
+
+
+def test_a_child_that_was_forked_after_cuda_began_is_saved_too(
+    node: Nodes, program: Kernels
+) -> None:
+    one = program(node(), HOLDER.replace("while True", "os.fork() or time.sleep(1000)\nwhile True"))
+    sums = held(one)
+    assert len(saved(one)["processes"]) == 1
+    restored(one)
+    intact(one, sums)
+
+
+def test_an_old_driver_saves_only_what_does_not_use_it(node: Nodes, program: Kernels) -> None:
+    here = node(variant="r550", cuda=12040)
+    one = program(here)
+    sums = held(one)
+    error = one.dump().finish()
+    assert error["reason"] == "gpu_unsupported", error
+    assert "too old" in error["message"]
+    intact(one, sums)
+    loaded = program(here, "Driver()\nprint('holds', 'nothing', flush=True)\ntime.sleep(100)")
+    held(loaded)
+    assert loaded.save()["gpu"] is None
+
+
+def test_room_on_the_gpu_is_waited_for(node: Nodes, program: Kernels, tmp_path: Path) -> None:
+    here = node(gpu(0, memory=4 << 20))
+    local = tmp_path / "local"
+    local.mkdir()
+    keep = f"keep = open({str(local / 'file')!r}, 'w')\n"
+    one = program(here, keep + HOLDER)
+    sums = held(one)
+    capture = one.dump("--window-dir", str(local), "--gpu-timeout", "60")
+    capture.expect("window")
+    other = program(
+        here, "gpu = Gpu(); gpu.allocate(4 << 20); print('full', flush=True); time.sleep(100)"
+    )
+    other.wait_line("full")
+    capture.send("resume")
+    capture.expect("gpu")
+    other.kill()
+    assert capture.finish()["gpu"]["problem"] is None
+    intact(one, sums)
+
+
 def test_a_node_with_an_old_driver_says_so(node: Nodes, program: Kernels) -> None:
     here = node(variant="r550", cuda=12040)
     capture = here.capture("probe")
     probe = capture.finish()
     capture.close()
     assert probe["gpu"] == {
+        "driver": None,
         "cuda_version": 12040,
         "checkpoint": False,
         "gpu_map": False,
@@ -359,6 +354,7 @@ def test_probe_tells_what_the_driver_can(node: Nodes) -> None:
     probe = capture.finish()
     capture.close()
     assert probe["gpu"] == {
+        "driver": "580.95.05",
         "cuda_version": 13040,
         "checkpoint": True,
         "gpu_map": True,

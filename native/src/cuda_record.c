@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What is written down about GPUs: the value `gpu` of events, and a file beside the images. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda.h"
+#include "io.h"
+#include "procfs.h"
+
+static const char tasks_name[] = "gpu-tasks";
+
+static void number(struct json *json, const char *key, int64_t value)
+{
+    if (value >= 0)
+        json_int(json, key, value);
+    else
+        json_null(json, key);
+}
+
+void cuda_record(const struct cuda *cuda, struct json *json)
+{
+    char text[CUDA_UUID_TEXT];
+    const struct cuda_shared *shared = cuda->shared;
+    if (shared == NULL) {
+        json_null(json, "gpu");
+        return;
+    }
+    json_open(json, "gpu", '{');
+    json_string(json, "driver", shared->driver_version[0] != '\0' ? shared->driver_version : NULL);
+    json_int(json, "cuda_version", shared->version);
+    json_real(json, "lock_s", shared->lock_s);
+    json_real(json, "checkpoint_s", shared->copy_s);
+    json_real(json, "restore_s", shared->return_s);
+    json_real(json, "blocked_s", cuda->blocked_s);
+    json_open(json, "processes", '[');
+    for (size_t i = 0; i < shared->count && i < CUDA_TASKS_MAX; i++) {
+        const struct cuda_task *task = &shared->tasks[i];
+        if (task->found == CUDA_NONE)
+            continue;
+        json_open(json, NULL, '{');
+        json_int(json, "pid", task->pid);
+        json_bool(json, "parked", task->parked);
+        number(json, "memory_bytes", task->memory);
+        if (task->visible[0] != '\0')
+            json_string_n(json, "visible", task->visible,
+                          strnlen(task->visible, sizeof(task->visible)));
+        else
+            json_null(json, "visible");
+        json_close(json);
+    }
+    json_close(json);
+    json_open(json, "gpus", '[');
+    for (size_t i = 0; i < shared->gpu_count && i < CUDA_GPUS_MAX; i++) {
+        const struct cuda_gpu *gpu = &shared->gpus[i];
+        cuda_format_uuid(&gpu->uuid, text);
+        json_open(json, NULL, '{');
+        json_string(json, "uuid", text);
+        json_string_n(json, "name", gpu->name, strnlen(gpu->name, sizeof(gpu->name)));
+        json_int(json, "memory_bytes", (int64_t)gpu->memory);
+        number(json, "released_bytes", gpu->released);
+        json_close(json);
+    }
+    json_close(json);
+    if (cuda->problem.reason != KC_OK) {
+        json_open(json, "problem", '{');
+        json_string(json, "reason", kc_reason_name(cuda->problem.reason));
+        json_string(json, "message", cuda->problem.message);
+        json_close(json);
+    } else {
+        json_null(json, "problem");
+    }
+    json_close(json);
+}
+
+bool cuda_write_tasks(const struct cuda *cuda, int images)
+{
+    if (cuda->shared == NULL)
+        return true;
+    int fd = openat(images, tasks_name,
+                    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    bool done = fd >= 0;
+    for (size_t i = 0; done && i < cuda->shared->count && i < CUDA_TASKS_MAX; i++) {
+        char line[16];
+        if (cuda->shared->tasks[i].found == CUDA_NONE)
+            continue;
+        int length = snprintf(line, sizeof(line), "%d\n", cuda->shared->tasks[i].pid);
+        done = io_write_all(fd, line, (size_t)length);
+    }
+    io_close(&fd);
+    return done;
+}
+
+ssize_t cuda_read_tasks(int images, pid_t pids[CUDA_TASKS_MAX])
+{
+    char text[CUDA_TASKS_MAX * 16];
+    if (faccessat(images, tasks_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
+        return 0;
+    if (io_read_file_at(images, tasks_name, text, sizeof(text)) < 0)
+        return -1;
+    return proc_parse_pids(text, pids, CUDA_TASKS_MAX);
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* The GPU's part of a transaction over several processes, whatever the driver does. */
+#include "check.h"
+#include "cuda_tree.h"
+#include "fake_driver.h"
+
+static struct cuda_driver driver;
+static struct cuda_task tasks[PROCESSES];
+static size_t count;
+static struct kc_result result;
+static int steps_until_cancel; /* -1: never */
+
+static bool step(void *data, enum cuda_op op, pid_t pid, double limit)
+{
+    (void)data;
+    CHECK(limit > 0.0 && (op == CUDA_OP_START || fake_find(pid) < PROCESSES));
+    if (steps_until_cancel > 0)
+        steps_until_cancel--;
+    return steps_until_cancel != 0;
+}
+
+static struct cuda_work reset(void)
+{
+    fake_reset();
+    fake_load(&driver);
+    count = PROCESSES;
+    steps_until_cancel = -1;
+    result = (struct kc_result){.reason = KC_OK};
+    for (int i = 0; i < PROCESSES; i++)
+        tasks[i] = (struct cuda_task){.pid = FIRST + i, .found = CUDA_NONE, .memory = -1};
+    return (struct cuda_work){.driver = &driver,
+                              .tasks = tasks,
+                              .count = &count,
+                              .lock_timeout = 0.05,
+                              .copy_timeout = 0.2,
+                              .step = step};
+}
+
+static bool freeze(struct cuda_work *work)
+{
+    double lock_s;
+    double copy_s;
+    return cuda_tree_look(work, false, &result) &&
+           cuda_tree_freeze(work, &lock_s, &copy_s, &result);
+}
+
+static bool all_are(int state)
+{
+    for (int i = 0; i < PROCESSES; i++)
+        if (fake->state[i] != state)
+            return false;
+    return true;
+}
+
+static void test_order(void)
+{
+    struct cuda_work work = reset();
+    CHECK(freeze(&work) && cuda_tree_any(&work) && all_are(CUDA_CHECKPOINTED));
+    CHECK(cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
+    CHECK_STRING(fake->calls, "L0 L1 L2 C0 C1 C2 R0 R1 R2 U2 U1 U0 ");
+}
+
+static void test_undo(void)
+{
+    static const struct {
+        char letter;
+        size_t at;
+        int error;
+        enum kc_reason reason;
+        const char *calls;
+    } cases[] = {
+        {'L', 0, 999, KC_GPU_FAILED, "L0 "},
+        {'L', 2, 999, KC_GPU_FAILED, "L0 L1 L2 U1 U0 "},
+        {'L', 1, CUDA_ERROR_NOT_SUPPORTED, KC_GPU_UNSUPPORTED, "L0 L1 U0 "},
+        {'L', 1, CUDA_ERROR_NOT_READY, KC_GPU_BUSY, "L0 L1 U0 "},
+        {'C', 0, 999, KC_GPU_FAILED, "L0 L1 L2 C0 U2 U1 U0 "},
+        {'C', 2, CUDA_ERROR_OUT_OF_MEMORY, KC_GPU_FAILED,
+         "L0 L1 L2 C0 C1 C2 R0 R1 U2 U1 U0 "},
+        {'S', 1, CUDA_ERROR_OPERATING_SYSTEM, KC_OK, ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cuda_work work = reset();
+        fake_fail(cases[i].letter, cases[i].at, -1, cases[i].error);
+        if (cases[i].reason == KC_OK) {
+            CHECK(freeze(&work)); /* a process that the driver does not know is left alone */
+            CHECK(cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
+            CHECK_STRING(fake->calls, "L0 L2 C0 C2 R0 R2 U2 U0 ");
+            continue;
+        }
+        CHECK(!freeze(&work));
+        CHECK(result.reason == cases[i].reason && result.message[0] != '\0');
+        CHECK(all_are(CUDA_RUNNING));
+        CHECK_STRING(fake->calls, cases[i].calls);
+    }
+    struct cuda_work work = reset();
+    fake_fail('L', 0, -1, CUDA_ERROR_NOT_READY);
+    CHECK(!freeze(&work) && strstr(result.message, "CUDA_ERROR_NOT_READY (device not ready)"));
+    work = reset();
+    fake_fail('C', 1, -1, 12345);
+    CHECK(!freeze(&work) && strstr(result.message, "CUDA error 12345"));
+}
+
+static void test_undo_fails(void)
+{
+    struct cuda_work work = reset();
+    fake_fail('C', 1, 1, 999);
+    CHECK(!freeze(&work) && result.reason == KC_GPU_FAILED && all_are(CUDA_RUNNING));
+    work = reset();
+    CHECK(freeze(&work));
+    fake_fail('R', 1, -1, CUDA_ERROR_OUT_OF_MEMORY);
+    work.retry_for = 0.15;
+    CHECK(!cuda_tree_return(&work, &result) && result.reason == KC_GPU_FULL);
+    CHECK(fake->state[0] == CUDA_RUNNING && fake->state[1] == CUDA_CHECKPOINTED &&
+          fake->state[2] == CUDA_RUNNING);
+    /* Room came in time. */
+    work = reset();
+    CHECK(freeze(&work));
+    fake_fail('R', 1, 2, CUDA_ERROR_OUT_OF_MEMORY);
+    work.retry_for = 5.0;
+    CHECK(cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
+    /* A driver that cannot do it any more once it has failed so. */
+    work = reset();
+    CHECK(freeze(&work));
+    fake_fail('R', 1, 1, CUDA_ERROR_OUT_OF_MEMORY);
+    fake->then = CUDA_ERROR_OPERATING_SYSTEM;
+    work.retry_for = 5.0;
+    CHECK(!cuda_tree_return(&work, &result) && result.reason == KC_GPU_FULL);
+    work = reset();
+    fake_fail('U', 0, -1, 999);
+    work.lock_timeout = 0.01;
+    CHECK(freeze(&work));
+    CHECK(!cuda_tree_return(&work, &result) && result.reason == KC_GPU_STUCK);
+    CHECK(fake->state[0] == CUDA_LOCKED && fake->state[1] == CUDA_RUNNING);
+}
+
+static void test_states_that_were_there_before(void)
+{
+    struct cuda_work work = reset();
+    fake->state[0] = CUDA_CHECKPOINTED;
+    fake->state[1] = CUDA_LOCKED;
+    fake->state[2] = CUDA_NONE;
+    CHECK(freeze(&work));
+    CHECK(fake->state[1] == CUDA_CHECKPOINTED);
+    CHECK(cuda_tree_return(&work, &result));
+    CHECK_STRING(fake->calls, "C1 R1 ");
+    CHECK(fake->state[0] == CUDA_CHECKPOINTED && fake->state[1] == CUDA_LOCKED);
+    static const struct {
+        int state;
+        enum kc_reason reason;
+    } bad[] = {{CUDA_FAILED, KC_GPU_FAILED},
+               {CUDA_CHECKPOINTING, KC_GPU_BUSY},
+               {CUDA_RESTORING, KC_GPU_BUSY}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        work = reset();
+        fake->state[1] = bad[i].state;
+        CHECK(!freeze(&work) && result.reason == bad[i].reason);
+        CHECK_STRING(fake->calls, "");
+    }
+    work = reset();
+    fake->state[2] = CUDA_NONE;
+    tasks[2].holds_device = true; /* CRIU could not save it */
+    CHECK(!freeze(&work) && result.reason == KC_GPU_UNSUPPORTED);
+    CHECK(strstr(result.message, "forked") && fake->calls[0] == '\0');
+    work = reset();
+    fake->state[2] = CUDA_NONE;
+    tasks[2].has_thread = true; /* it has CUDA state that cannot be reached */
+    CHECK(!freeze(&work) && result.reason == KC_GPU_FAILED && fake->calls[0] == '\0');
+    work = reset();
+    for (int i = 0; i < PROCESSES; i++)
+        fake->state[i] = CUDA_NONE;
+    fake->init = 999; /* nobody needs the driver to start */
+    CHECK(cuda_tree_look(&work, false, &result) && !cuda_tree_any(&work));
+    work = reset();
+    fake->init = 100;
+    CHECK(!freeze(&work) && result.reason == KC_GPU_UNSUPPORTED);
+}
+
+static void test_restored(void)
+{
+    struct cuda_work work = reset();
+    for (int i = 0; i < PROCESSES; i++)
+        fake->state[i] = CUDA_CHECKPOINTED;
+    CHECK(cuda_tree_look(&work, true, &result) && cuda_tree_return(&work, &result));
+    CHECK_STRING(fake->calls, "R0 R1 R2 U2 U1 U0 ");
+    work = reset();
+    fake->state[0] = CUDA_CHECKPOINTED;
+    CHECK(!cuda_tree_look(&work, true, &result) && result.reason == KC_GPU_FAILED);
+}
+
+static int looks; /* how often there was no room yet */
+
+static bool room(void *data)
+{
+    (void)data;
+    return --looks < 0;
+}
+
+static void test_room(void)
+{
+    struct cuda_work work = reset();
+    work.room = room;
+    work.retry_for = 30.0;
+    looks = 2;
+    CHECK(freeze(&work) && cuda_tree_return(&work, &result) && looks == -1 && all_are(CUDA_RUNNING));
+    work = reset();
+    work.room = room;
+    work.retry_for = 0.05;
+    looks = 1000; /* never: it is tried even so */
+    CHECK(freeze(&work) && cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
+}
+
+static bool unpark(struct cuda_work *work)
+{
+    return cuda_tree_look(work, false, &result) && cuda_tree_unpark(work, &result);
+}
+
+static void test_unpark(void)
+{
+    struct cuda_work work = reset();
+    fake->state[0] = fake->state[1] = CUDA_CHECKPOINTED;
+    CHECK(unpark(&work) && all_are(CUDA_RUNNING) && tasks[0].parked && !tasks[2].parked);
+    CHECK_STRING(fake->calls, "R0 R1 U1 U0 ");
+    work = reset();
+    CHECK(unpark(&work));
+    CHECK_STRING(fake->calls, "");
+    /* One that was left locked is let go too. */
+    work = reset();
+    fake->state[1] = CUDA_LOCKED;
+    CHECK(unpark(&work) && all_are(CUDA_RUNNING));
+    CHECK_STRING(fake->calls, "U1 ");
+    work = reset();
+    fake->state[0] = fake->state[1] = fake->state[2] = CUDA_CHECKPOINTED;
+    fake_fail('R', 1, -1, CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(!unpark(&work) && result.reason == KC_GPU_FULL && all_are(CUDA_CHECKPOINTED));
+    CHECK_STRING(fake->calls, "R0 R1 R2 C0 C2 ");
+    fake_fail('R', 1, 0, 0);
+    result = (struct kc_result){.reason = KC_OK};
+    CHECK(unpark(&work) && all_are(CUDA_RUNNING));
+}
+
+static void test_cancel_anywhere(void)
+{
+    for (int steps = 1;; steps++) {
+        struct cuda_work work = reset();
+        steps_until_cancel = steps;
+        bool done = freeze(&work);
+        CHECK(done || (result.reason == KC_CANCELLED && all_are(CUDA_RUNNING)));
+        if (done) {
+            CHECK(steps > 2 * PROCESSES);
+            return;
+        }
+    }
+}
+
+int main(void)
+{
+    fake_make();
+    test_order();
+    test_undo();
+    test_undo_fails();
+    test_states_that_were_there_before();
+    test_restored();
+    test_room();
+    test_unpark();
+    test_cancel_anywhere();
+    return 0;
+}

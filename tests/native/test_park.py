@@ -1,0 +1,179 @@
+"""GPU memory moves to host memory while the process stays, and back: with a simulated driver."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.native.driver import Capture, Event, Kernel, state, wait_until
+from tests.native.gpu_node import PAIR, GpuNode, held, intact
+from tests.simgpu.simgpu import gpu
+
+Nodes = Callable[..., GpuNode]
+Kernels = Callable[..., Kernel]
+
+
+@pytest.fixture
+def move(request: pytest.FixtureRequest) -> Callable[..., Capture]:
+    """Start ``park`` or ``unpark`` for a kernel on a node; ended after the test."""
+
+    def start(here: GpuNode, what: str, one: Kernel, *extra: str) -> Capture:
+        capture = here.capture(what, "--pid", str(one.pid), *extra)
+        request.addfinalizer(capture.close)
+        return capture
+
+    return start
+
+
+Move = Callable[..., Capture]
+
+
+def done(capture: Capture) -> Any:
+    event = capture.finish()
+    assert event["event"] == "done", event
+    return event["gpu"]
+
+
+def failed(capture: Capture) -> Event:
+    event = capture.finish()
+    assert event["event"] == "error", event
+    return event
+
+
+def stands_still(here: GpuNode, one: Kernel) -> None:
+    """Assert that the GPU is free, and that the kernel lives and waits for it."""
+    assert here.machine.used() == 0
+    count = len(one.lines())
+    time.sleep(0.3)  # 15 lines for each process that runs
+    assert len(one.lines()) <= count + 2
+    assert state(one.pid) == "S"
+
+
+def test_a_parked_kernel_frees_its_gpu_and_goes_on_when_it_is_unparked(
+    node: Nodes, program: Kernels, move: Move
+) -> None:
+    here = node()
+    one = program(here, PAIR)
+    sums = held(one, 2)
+    record = done(move(here, "park", one))
+    assert [entry["parked"] for entry in record["processes"]] == [False, False]
+    assert record["gpus"][0]["released_bytes"] >= 2 << 20
+    stands_still(here, one)
+    assert done(move(here, "park", one))["processes"][0]["parked"]  # it stays as it is
+    stands_still(here, one)
+    record = done(move(here, "unpark", one))
+    assert [entry["parked"] for entry in record["processes"]] == [True, True]
+    intact(one, sums)
+    assert here.machine.used() > 0
+    assert not done(move(here, "unpark", one))["processes"][0]["parked"]
+    intact(one, sums)
+
+
+def test_a_parked_kernel_comes_back_on_another_gpu(
+    node: Nodes, program: Kernels, move: Move
+) -> None:
+    here = node(gpu(0), gpu(1))
+    one = program(here)
+    sums = held(one)
+    done(move(here, "park", one))
+    first, second = (gpu(number)["uuid"] for number in (0, 1))
+    pairs = [f"--gpu-map={first}={second}", f"--gpu-map={second}={first}"]
+    done(move(here, "unpark", one, *pairs))
+    intact(one, sums)
+    assert here.machine.used(0) == 0
+    assert here.machine.used(1) > 0
+
+
+def test_a_parked_kernel_is_saved_as_it_is_and_comes_back_with_its_gpu(
+    node: Nodes, program: Kernels, move: Move
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    done(move(here, "park", one))
+    record = one.save()["gpu"]
+    assert record["processes"][0]["parked"]
+    stands_still(here, one)
+    one.kill()
+    one.restore().expect("restored")
+    intact(one, sums)
+
+
+def test_what_has_no_gpu_is_not_parked(node: Nodes, program: Kernels, move: Move) -> None:
+    here = node()
+    one = program(here, "print('holds', 'nothing', flush=True)\ntime.sleep(100)")
+    held(one)
+    assert done(move(here, "park", one)) is None
+    assert done(move(here, "unpark", one)) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("cuCheckpointProcessLock * error 600", "gpu_busy"),
+        ("cuCheckpointProcessCheckpoint 2 error 999", "gpu_failed"),
+        ("cuCheckpointProcessCheckpoint 2 kill", "gpu_failed"),
+    ],
+)
+def test_a_park_that_fails_leaves_the_kernel_running(
+    node: Nodes, program: Kernels, move: Move, fault: str, reason: str
+) -> None:
+    here = node()
+    one = program(here, PAIR)
+    sums = held(one, 2)
+    here.machine.faults(fault)
+    assert failed(move(here, "park", one, "--gpu-timeout", "0.3"))["reason"] == reason
+    here.machine.faults()
+    intact(one, sums)
+
+
+@pytest.mark.parametrize("how", ["cancel", "hang up", "SIGTERM", "SIGKILL"])
+def test_a_park_that_is_given_up_leaves_the_kernel_running(
+    node: Nodes, program: Kernels, move: Move, how: str
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    here.machine.faults("cuCheckpointProcessLock * error 600")
+    capture = move(here, "park", one, "--gpu-timeout", "60")
+    while capture.expect("gpu")["step"] != "lock":
+        pass
+    if how == "cancel":
+        capture.send("cancel")
+    elif how == "hang up":
+        capture.hang_up()
+    else:
+        capture.process.send_signal(signal.Signals[how])
+    if how == "SIGKILL":
+        capture.wait()
+    else:
+        assert failed(capture)["reason"] == "cancelled"
+    here.machine.faults()
+    intact(one, sums)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("cuCheckpointProcessRestore 2 error 999", "gpu_failed"),
+        ("cuCheckpointProcessRestore * error 2", "gpu_full"),
+    ],
+)
+def test_an_unpark_that_fails_leaves_the_kernel_parked(
+    node: Nodes, program: Kernels, move: Move, fault: str, reason: str
+) -> None:
+    here = node()
+    one = program(here, PAIR)
+    sums = held(one, 2)
+    done(move(here, "park", one))
+    here.machine.faults(fault)
+    assert failed(move(here, "unpark", one, "--gpu-timeout", "0.3"))["reason"] == reason
+    here.machine.faults()
+    wait_until(lambda: here.machine.used() == 0, "the GPU is free again")
+    stands_still(here, one)
+    done(move(here, "unpark", one))
+    intact(one, sums)
