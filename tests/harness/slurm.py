@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.harness.client import wait_for
-from tests.harness.server import free_port
+from tests.harness.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -12,7 +12,8 @@ import pytest
 import requests
 
 from tests.harness.client import Client, wait_for
-from tests.harness.server import Home, extension_config, free_port
+from tests.harness.ports import free_port
+from tests.harness.server import Home, extension_config
 from tests.harness.slurm import Slurm, cluster
 
 pytestmark = pytest.mark.root

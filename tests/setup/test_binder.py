@@ -24,7 +24,8 @@ from playwright.sync_api import expect
 from tests.harness.browser import PATIENCE, chromium
 from tests.harness.client import wait_for
 from tests.harness.node import REPOSITORY, Node
-from tests.harness.server import Home, free_port
+from tests.harness.ports import free_port
+from tests.harness.server import Home
 from tests.harness.user import User
 
 BINDER = REPOSITORY / "binder"
