@@ -8,8 +8,8 @@ from typing import Any
 from traitlets.config import Config
 
 from ..limits import VARIABLE
-from . import keys
-from .settings import GpuCkptHub
+from . import keys, spawners
+from .settings import GpuCkptHub, groups_of
 
 
 def configure(c: Config) -> GpuCkptHub:
@@ -40,6 +40,8 @@ def configure(c: Config) -> GpuCkptHub:
     if (master := hub.master_key()) is not None:
         keys.user_key(master, "")  # that there is no key is to be seen now
     _add_environment(c, environment(hub))
+    if (said := spawners.prepare(c, hub)) is not None:
+        hub.log.warning("gpu-ckpt: %s", said)
     return hub
 
 
@@ -55,19 +57,12 @@ def environment(hub: GpuCkptHub) -> dict[str, Callable[[Any], str]]:
     return variables
 
 
-def groups_of(spawner: Any) -> list[str]:
-    """Names of the groups that the server's user is in."""
-    return [group.name for group in spawner.user.groups]
-
-
 def _add_environment(c: Config, variables: dict[str, Callable[[Any], str]]) -> None:
     """Add to the environment of servers, in whichever section it is set."""
-    set_in = [
-        name
-        for name in c
-        if name.endswith("Spawner") and isinstance(c[name].get("environment"), dict)
-    ]
-    for name in set_in:
-        c[name].environment = {**c[name].environment, **variables}
-    if "Spawner" not in set_in:
-        c.Spawner.environment.update(variables)
+    sections = [name for name in c if name.endswith("Spawner") and "environment" in c[name]]
+    for name in {*sections, "Spawner"}:
+        have = c[name].get("environment")
+        if isinstance(have, dict):
+            c[name].environment = {**have, **variables}
+        else:
+            c[name].environment.update(variables)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import LoggingConfigurable
@@ -14,6 +12,7 @@ from traitlets.config import LoggingConfigurable
 from ..autosave import FIELDS, SECONDS
 from ..limits import Limits, Rule, plain
 from .keys import VARIABLE as KEY_VARIABLE
+from .names import fields, filled
 
 #: Settings that users may be let change, by the section of their servers' configuration.
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -28,8 +27,13 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         "refresh_environment",
     ),
 }
+#: Capabilities that a container gets, by what is to work (docs/install.md).
+CAPABILITIES: Final[dict[str, tuple[str, ...]]] = {
+    "minimal": ("CHECKPOINT_RESTORE", "NET_ADMIN", "SETPCAP"),
+    "sys_ptrace": ("CHECKPOINT_RESTORE", "NET_ADMIN", "SETPCAP", "SYS_PTRACE"),
+    "sys_admin": ("CHECKPOINT_RESTORE", "NET_ADMIN", "SETPCAP", "SYS_PTRACE", "SYS_ADMIN"),
+}
 _ALL: Final = tuple(name for names in SECTIONS.values() for name in names)
-_FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
 class GpuCkptHub(LoggingConfigurable):
@@ -55,6 +59,22 @@ class GpuCkptHub(LoggingConfigurable):
     )
     allowed_groups = List(
         Unicode(), config=True, help="The hub's groups whose members' kernels can be saved."
+    )
+
+    rights = Enum(
+        list(CAPABILITIES),
+        "minimal",
+        config=True,
+        help="What containers are given. minimal: CHECKPOINT_RESTORE, NET_ADMIN and SETPCAP; "
+        "sys_ptrace: SYS_PTRACE too, for machines where kernel.yama.ptrace_scope is 1; sys_admin: "
+        "SYS_ADMIN too, for seccomp filters and second kernels of a state.",
+    )
+    seccomp_profile = Unicode(
+        None,
+        allow_none=True,
+        config=True,
+        help="Seccomp profile of containers, with rights 'sys_admin': a path for Docker, or for "
+        "Kubernetes one below the kubelet's folder of profiles. None: no filter.",
     )
 
     # -- where ---------------------------------------------------------------------------
@@ -227,7 +247,7 @@ class GpuCkptHub(LoggingConfigurable):
     @validate("store_url", "key_file")
     def _check_template(self, proposal: dict[str, Any]) -> str | None:
         template: str | None = proposal["value"]
-        for field in _FIELD.findall(template or ""):
+        for field in fields(template or ""):
             if field not in ("username", "servername"):
                 raise TraitError(
                     f"GpuCkptHub.{proposal['trait'].name}: {{{field}}} stands for nothing; "
@@ -251,6 +271,15 @@ class GpuCkptHub(LoggingConfigurable):
         keys = ("master_key_file", "key_file", "key_env", "key_command")
         if len(found := [name for name in keys if getattr(self, name)]) > 1:
             raise TraitError(f"Only one of GpuCkptHub.{' and GpuCkptHub.'.join(found)} can be set.")
+        if self.seccomp_profile and self.rights != "sys_admin":
+            raise TraitError(
+                "GpuCkptHub.seccomp_profile: under a seccomp filter, whatever it lets through, "
+                "kernels are only saved with GpuCkptHub.rights 'sys_admin'."
+            )
+
+    def capabilities(self) -> tuple[str, ...]:
+        """Capabilities that a server gets, without their ``CAP_``."""
+        return CAPABILITIES[self.rights]
 
     # -- what counts for one user --------------------------------------------------------
 
@@ -261,6 +290,10 @@ class GpuCkptHub(LoggingConfigurable):
         else:
             everybody = not (self.allowed_users or self.allowed_groups)
         return everybody or user in self.allowed_users or bool({*groups} & {*self.allowed_groups})
+
+    def lets(self, spawner: Any) -> bool:
+        """Whether the kernels of a spawner's user may be saved."""
+        return self.allows(spawner.user.name, groups_of(spawner))
 
     def quota_of(self, user: str, groups: Collection[str]) -> int | None:
         """Bytes that a user's states may take; ``None``: no limit."""
@@ -355,21 +388,9 @@ class GpuCkptHub(LoggingConfigurable):
         return Path(self.master_key_file).expanduser() if self.master_key_file else None
 
 
-def safe(name: str) -> str:
-    """A name as one part of a path or URL; no two names become the same.
-
-    Nothing in it leads out of a folder. ``_`` stands for no name, as for a server without one.
-    """
-    quoted = quote(name, safe="@") if name else "_"
-    if quoted.startswith(".") or (name and quoted.startswith("_")):
-        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
-    return quoted
-
-
-def filled(template: str, user: str, server: str) -> str:
-    """A template with the names filled in, made safe."""
-    names = {"username": safe(user), "servername": safe(server)}
-    return _FIELD.sub(lambda match: names[match[1]], template)
+def groups_of(spawner: Any) -> list[str]:
+    """Names of the groups that a spawner's user is in."""
+    return [group.name for group in spawner.user.groups]
 
 
 def _fixed(value: Any) -> Rule:

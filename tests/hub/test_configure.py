@@ -17,7 +17,7 @@ from jupyter_gpu_ckpt import limits
 from jupyter_gpu_ckpt.autosave import AutoSave
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.hub import GpuCkptHub, configure
-from jupyter_gpu_ckpt.hub.settings import filled
+from jupyter_gpu_ckpt.hub.names import filled
 from jupyter_gpu_ckpt.settings import GpuCkpt
 
 

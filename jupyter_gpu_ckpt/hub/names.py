@@ -1,0 +1,31 @@
+"""Names of users and servers in paths and URLs."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import quote
+
+_FIELD: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def safe(name: str) -> str:
+    """A name as one part of a path or URL; no two names become the same.
+
+    Nothing in it leads out of a folder. ``_`` stands for no name, as for a server without one.
+    """
+    quoted = quote(name, safe="@") if name else "_"
+    if quoted.startswith(".") or (name and quoted.startswith("_")):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted
+
+
+def filled(template: str, user: str, server: str) -> str:
+    """A template with the names filled in, made safe."""
+    names = {"username": safe(user), "servername": safe(server)}
+    return _FIELD.sub(lambda match: names[match[1]], template)
+
+
+def fields(template: str) -> list[str]:
+    """What a template has in braces."""
+    return _FIELD.findall(template)
