@@ -30,6 +30,7 @@
 #include "window.h"
 
 static const char log_name[] = "dump.log";
+static const char too_long[] = "The save took too long; the kernel runs on.";
 static const double cancel_grace = 30.0;    /* seconds for CRIU to undo before it is killed */
 static const double progress_period = 0.2;  /* seconds */
 
@@ -111,7 +112,6 @@ static bool start_criu(struct dump *dump)
     bool guarded = guard_start(&dump->guard, dump->pid, dump->process.pid,
                                dump->process.pidfd, &dump->before, &dump->result);
     dump->started = io_now();
-    dump->deadline = dump->started + dump->args->timeout;
     if (guarded && criu_go(&dump->process))
         return true;
     criu_close(&dump->process);
@@ -249,7 +249,7 @@ static void judge(struct dump *dump, bool criu_done, const char *words)
     if (dump->undo == KC_CANCELLED)
         kc_fail(&dump->result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
     else if (dump->undo == KC_TIMEOUT)
-        kc_fail(&dump->result, KC_TIMEOUT, "The save took too long; the kernel runs on.");
+        kc_fail(&dump->result, KC_TIMEOUT, "%s", too_long);
     else if (dump->undo == KC_NO_SPACE || (!criu_done && criu_out_of_space(dump->images, log_name)))
         kc_fail(&dump->result, KC_NO_SPACE, "There is no space left for the images.");
     else if (!criu_done && sys_pidfd_signal(dump->pidfd, 0) != 0)
@@ -264,7 +264,9 @@ static void judge(struct dump *dump, bool criu_done, const char *words)
 static bool wait_for_gpu(void *data, int fd, int most)
 {
     struct dump *dump = data;
-    listen(dump, fd, most);
+    listen(dump, fd, dump->undo == KC_OK ? io_until(dump->deadline, most) : most);
+    if (io_now() >= dump->deadline)
+        undo(dump, KC_TIMEOUT);
     return dump->undo == KC_OK;
 }
 
@@ -277,8 +279,13 @@ static bool freeze_gpu(struct dump *dump)
         return true;
     if (dump->args->leave == LEAVE_STOPPED)
         return kc_fail(&dump->result, KC_USAGE, "A kernel that uses a GPU cannot be left stopped.");
-    if (!cuda_freeze(&dump->cuda, &dump->result))
+    if (!cuda_freeze(&dump->cuda, &dump->result)) {
+        if (dump->undo == KC_TIMEOUT && dump->result.reason == KC_CANCELLED) {
+            dump->result = (struct kc_result){.reason = KC_OK};
+            kc_fail(&dump->result, KC_TIMEOUT, "%s", too_long);
+        }
         return false;
+    }
     /* Meanwhile the tree may have become another one. */
     if (!cuda_write_tasks(&dump->cuda, dump->images))
         kc_fail_errno(&dump->result, KC_NO_SPACE, errno, "The list of GPU tasks cannot be written");
@@ -292,6 +299,7 @@ static bool capture(struct dump *dump)
 {
     static struct json json;
     char words[128] = "";
+    dump->deadline = io_now() + dump->args->timeout;
     if (!freeze_gpu(dump))
         return false;
     dump->memory = tree_memory(&dump->before);

@@ -21,7 +21,8 @@ struct park {
     struct cuda cuda;
     struct io_lines lines;
     int signals;
-    bool unwanted;
+    double deadline;
+    bool unwanted, late;
 };
 
 static bool wait_for(void *data, int fd, int most)
@@ -30,7 +31,8 @@ static bool wait_for(void *data, int fd, int most)
     struct pollfd fds[3] = {{.fd = fd, .events = POLLIN},
                             {.fd = park->signals, .events = POLLIN},
                             {.fd = park->lines.eof ? -1 : STDIN_FILENO, .events = POLLIN}};
-    poll(fds, 3, most);
+    poll(fds, 3, park->late ? most : io_until(park->deadline, most));
+    park->late = !park->unwanted && io_now() >= park->deadline;
     if (fds[1].revents != 0)
         park->unwanted = true;
     if (fds[2].revents != 0) {
@@ -42,7 +44,7 @@ static bool wait_for(void *data, int fd, int most)
                 break;
         }
     }
-    return !park->unwanted;
+    return !park->unwanted && !park->late;
 }
 
 static bool listen_to_signals(struct park *park)
@@ -83,8 +85,13 @@ static bool move(struct park *park, const struct args *args)
         return false;
     if (args->command == ARGS_UNPARK)
         return cuda_unpark(&park->cuda, &park->result);
-    if (!cuda_freeze(&park->cuda, &park->result))
+    if (!cuda_freeze(&park->cuda, &park->result)) {
+        if (park->late && park->result.reason == KC_CANCELLED) {
+            park->result = (struct kc_result){.reason = KC_OK};
+            kc_fail(&park->result, KC_TIMEOUT, "It took too long; the kernel runs on.");
+        }
         return false;
+    }
     cuda_leave(&park->cuda);
     return true;
 }
@@ -93,6 +100,7 @@ int park_command(const struct args *args)
 {
     static struct json json;
     struct park park = {.signals = -1, .cuda = {.helper = -1, .socket = -1}};
+    park.deadline = io_now() + args->timeout;
     bool done = listen_to_signals(&park) && examine(&park, args->pid) && move(&park, args);
     tree_free(&park.tree);
     if (!done) {

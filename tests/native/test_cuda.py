@@ -185,15 +185,19 @@ def test_long_work_on_the_gpu_is_waited_for_and_then_left_alone(
     intact(one, sums)
 
 
-def test_a_cancelled_save_unlocks_the_gpu(node: Nodes, program: Kernels) -> None:
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_a_save_that_is_given_up_unlocks_the_gpu(
+    node: Nodes, program: Kernels, reason: str
+) -> None:
     here = node()
     one = program(here)
     sums = held(one)
     here.machine.faults("cuCheckpointProcessLock * error 600")
-    capture = one.dump("--gpu-timeout", "60")
+    capture = one.dump("--gpu-timeout", "60", "--timeout", "1" if reason == "timeout" else "60")
     capture.expect("gpu")
-    capture.send("cancel")
-    assert capture.finish()["reason"] == "cancelled"
+    if reason == "cancelled":
+        capture.send("cancel")
+    assert capture.finish()["reason"] == reason
     intact(one, sums)
 
 

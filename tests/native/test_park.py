@@ -131,7 +131,7 @@ def test_a_park_that_fails_leaves_the_kernel_running(
     intact(one, sums)
 
 
-@pytest.mark.parametrize("how", ["cancel", "hang up", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("how", ["cancel", "hang up", "SIGTERM", "SIGKILL", "late"])
 def test_a_park_that_is_given_up_leaves_the_kernel_running(
     node: Nodes, program: Kernels, move: Move, how: str
 ) -> None:
@@ -139,19 +139,20 @@ def test_a_park_that_is_given_up_leaves_the_kernel_running(
     one = program(here)
     sums = held(one)
     here.machine.faults("cuCheckpointProcessLock * error 600")
-    capture = move(here, "park", one, "--gpu-timeout", "60")
+    limit = "1" if how == "late" else "60"
+    capture = move(here, "park", one, "--gpu-timeout", "60", "--timeout", limit)
     while capture.expect("gpu")["step"] != "lock":
         pass
     if how == "cancel":
         capture.send("cancel")
     elif how == "hang up":
         capture.hang_up()
-    else:
+    elif how != "late":
         capture.process.send_signal(signal.Signals[how])
     if how == "SIGKILL":
         capture.wait()
     else:
-        assert failed(capture)["reason"] == "cancelled"
+        assert failed(capture)["reason"] == ("timeout" if how == "late" else "cancelled")
     here.machine.faults()
     intact(one, sums)
 
