@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from .models import Ending
@@ -40,9 +41,16 @@ class Announcer:
             self._log.exception("An event could not be emitted")
 
     def restored(
-        self, record: StateRecord, kernel_id: str, path: str | None, cause: str, message: str | None
+        self,
+        record: StateRecord,
+        kernel_id: str,
+        path: str | None,
+        cause: str,
+        message: str | None,
+        *,
+        held: Sequence[str] = (),
     ) -> None:
-        """A kernel runs again from a state."""
+        """A kernel runs again from a state; ``held`` are requests that were kept meanwhile."""
         self._kernel(
             "restored",
             kernel_id,
@@ -52,6 +60,7 @@ class Announcer:
             in_flight_msg_id=record.meta.in_flight_msg_id,
             execution_count=record.meta.execution_count,
             message=message,
+            held=held,
         )
 
     def restore_failed(
@@ -142,6 +151,7 @@ class Announcer:
         in_flight_msg_id: str | None = None,
         execution_count: int | None = None,
         message: str | None = None,
+        held: Sequence[str] = (),
     ) -> None:
         self(
             KERNEL_SCHEMA,
@@ -154,5 +164,6 @@ class Announcer:
                 "in_flight_msg_id": in_flight_msg_id,
                 "execution_count": execution_count,
                 "message": message,
+                "held_msg_ids": list(held),
             },
         )

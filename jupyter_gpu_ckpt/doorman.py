@@ -61,6 +61,15 @@ class HeldMessage:
             return True  # the kernel itself says what is wrong with it
         return kind not in _CAN_WAIT and asks != "debugInfo"  # which is asked with each new tab
 
+    @property
+    def execute_id(self) -> str | None:
+        """Id of the execute request that it is; ``None`` if it is none."""
+        try:
+            header, _ = self._read()
+            return str(header["msg_id"]) if header["msg_type"] == "execute_request" else None
+        except _MALFORMED:
+            return None
+
     def deliver(self) -> None:
         """Send it on to the kernel, also when its page has gone meanwhile."""
         connection = self.connection
@@ -82,7 +91,7 @@ class HeldMessage:
                 stream.close()
             connection.channels = {}
 
-    def refuse(self, error: CkptError) -> None:
+    def refuse(self, error: CkptError, name: str = "KernelNotRestored") -> None:
         """Answer an execute request in the kernel's place: its cell ends with the error."""
         try:
             header, _ = self._read()
@@ -91,7 +100,7 @@ class HeldMessage:
         except _MALFORMED:
             return
         text = error.message + (f" {error.hint}" if error.hint else "")
-        fault = {"ename": "KernelNotRestored", "evalue": text, "traceback": [text]}
+        fault = {"ename": name, "evalue": text, "traceback": [text]}
         self._say("iopub", "error", fault, header)
         reply = {"status": "error", "execution_count": None, **fault}
         self._say("shell", "execute_reply", reply, header)

@@ -23,6 +23,7 @@ from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
+from .replacing import Replacements
 from .restoring import Cause, Restore
 from .saving import Save
 from .store import StateRecord
@@ -59,6 +60,8 @@ class Hibernation:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._sleepers: dict[str, _Sleeper] = {}
+        #: What is sent to kernels whose place a restored one takes.
+        self.replacements = Replacements(keeper)
         #: How many messages went to each kernel: one that came during a save ends a hibernation.
         self._passed: Counter[str] = Counter()
         #: Whether what is sent to a kernel passes through this server, and so can wake it.
@@ -308,6 +311,13 @@ class Hibernation:
         finally:
             sleeper.is_waking = False
 
+    def held_ids(self, kernel_id: str) -> list[str]:
+        """Ids of the execute requests that are kept until a kernel is back."""
+        sleeper = self._sleepers.get(kernel_id)
+        kept = sleeper.held if sleeper is not None else []
+        ids = [message.execute_id for message in kept if message.execute_id is not None]
+        return ids + self.replacements.held_ids(kernel_id)
+
     def _need(self, sleeper: _Sleeper) -> None:
         if not sleeper.is_waking:
             sleeper.is_waking = True
@@ -317,6 +327,7 @@ class Hibernation:
 
     def opened(self, kernel_id: str) -> None:
         """A page connects: its user is about to work."""
+        self.replacements.opened(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             self._need(sleeper)
@@ -326,7 +337,7 @@ class Hibernation:
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is None:
             self._passed[kernel_id] += 1
-            return False
+            return self.replacements.holds(kernel_id, message)
         if len(sleeper.held) >= _MOST_HELD:
             message.refuse(CkptError("busy", "Too many messages wait for the kernel to wake."))
             return True
@@ -346,6 +357,7 @@ class Hibernation:
     def stopping(self, kernel_id: str) -> None:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
         self._passed.pop(kernel_id, None)
+        self.replacements.stopping(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             self._forget(sleeper)

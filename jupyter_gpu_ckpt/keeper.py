@@ -184,9 +184,10 @@ class Keeper(GpuCkpt):
         cause: str = "user",
     ) -> Run:
         """Start an operation; ``busy``."""
-        return self._operations.start(
+        run = self._operations.start(
             kind, kernel_id, work, path=path, state_id=state_id, cause=cause
         )
+        return self.hibernation.replacements.during(run) if kind == "restore" else run
 
     def check_free(self, kernel_id: str) -> None:
         """Raise CkptError ``busy`` when an operation runs on this kernel."""

@@ -109,7 +109,13 @@ class LostKernels:
         ``unknown_kernel``, ``busy``.
         """
         self._keeper.check_free(kernel_id)
-        return (await self._begin(kernel_id)).model
+        # From now on: what a page sends next is for the kernel that comes back.
+        replacements = self._keeper.hibernation.replacements
+        replacement = replacements.enter(kernel_id)
+        try:
+            return (await self._begin(kernel_id)).model
+        finally:
+            replacements.leave(replacement, "It could not be begun.")
 
     async def _begin(self, kernel_id: str) -> Run:
         keeper = self._keeper

@@ -21,6 +21,7 @@ from .saved import passed_over
 if TYPE_CHECKING:
     from .keeper import Keeper
     from .observer import RestoreToken
+    from .replacing import Replacement
     from .tracking import TrackedKernel
 
 
@@ -40,19 +41,26 @@ class DeathRestorer:
         if not state_ids:
             return False
         token = kernel.provisioner.begin_restore()
-        self._keeper.in_background(self._restore(kernel, state_ids, token))
+        replacement = self._keeper.hibernation.replacements.enter(kernel.kernel_id)
+        self._keeper.in_background(self._restore(kernel, state_ids, token, replacement))
         return True
 
     async def _restore(
-        self, kernel: TrackedKernel, state_ids: list[str], token: RestoreToken
+        self,
+        kernel: TrackedKernel,
+        state_ids: list[str],
+        token: RestoreToken,
+        replacement: Replacement,
     ) -> None:
         keeper = self._keeper
+        failure: str | None = "The restore was cancelled."
         try:
             before = keeper.running(kernel.kernel_id)
             if before is not None and before.task is not None:
                 # A save, which its kernel's death ends in a moment, or a roll-back.
                 await asyncio.wait([before.task], timeout=keeper.save_timeout)
             if not kernel.provisioner.is_wanted(token):
+                failure = None
                 return  # the roll-back brought the kernel back, or its user restarted it
             path = (await keeper.sessions.paths()).get(kernel.kernel_id)
 
@@ -64,14 +72,17 @@ class DeathRestorer:
             )
             assert run.task is not None
             await asyncio.wait([run.task])
+            failure = run.model.error.message if run.model.error is not None else None
             if run.model.error is not None and run.model.status == "failed":
                 keeper.announce.restore_failed(
                     kernel.kernel_id, state_ids[0], path, "death", run.model.error.message
                 )
         except CkptError as error:
+            failure = error.message
             keeper.log.warning("Kernel %s cannot be restored: %s", kernel.kernel_id, error.message)
         finally:
             kernel.provisioner.end_restore(token)
+            keeper.hibernation.replacements.leave(replacement, failure)
 
     async def _first_whole(
         self, run: Run, kernel: TrackedKernel, state_ids: list[str], token: RestoreToken

@@ -152,7 +152,8 @@ class Restore:
         try:
             # Before the process goes on, so that a page that asks for its session finds it.
             if run.model.path is not None:
-                await keeper.sessions.attach(run.model.path, kernel_id)
+                replaced = await keeper.sessions.attach(run.model.path, kernel_id)
+                keeper.hibernation.replacements.replaced(kernel_id, replaced)
             if self._meta.execution_state == "busy":
                 await learn_kernel_info(kernel.km, timeout=2.0)
             await self._connect(run, kernel)
@@ -361,7 +362,12 @@ class Restore:
         message = "\n".join(self._warnings) or None
         kernel_id = run.model.kernel_id
         self._keeper.announce.restored(
-            self._record, kernel_id, run.model.path, self._cause, message
+            self._record,
+            kernel_id,
+            run.model.path,
+            self._cause,
+            message,
+            held=self._keeper.hibernation.held_ids(kernel_id),
         )
         return OperationResult(
             state_id=self._record.id,

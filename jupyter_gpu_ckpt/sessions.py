@@ -105,11 +105,16 @@ class Sessions:
             arguments["env"] = self._sessions.get_kernel_env(path, posixpath.basename(path))
         return arguments
 
-    async def attach(self, path: str, kernel_id: str) -> None:
+    async def attach(self, path: str, kernel_id: str) -> str | None:
         """Make the session of this path use this kernel, so that a page that asks finds it.
 
         A fresh kernel that a page started for the path meanwhile, and that ran nothing, is
         shut down; one that ran something stays, without a session.
+
+        Returns
+        -------
+        str or None
+            The kernel that the session had before, if it was another.
         """
         for session in await ensure_async(self._sessions.list_sessions()):
             if session["path"] != path:
@@ -119,13 +124,14 @@ class Sessions:
                 await self._sessions.update_session(session["id"], kernel_id=kernel_id)
                 if await self._is_pristine(other):
                     await ensure_async(self._kernels.shutdown_kernel(other, now=True))
-            return
+            return other if other != kernel_id else None
         await self._sessions.create_session(
             path=path,
             name=_name(path),
             type="notebook" if path.endswith(".ipynb") else "console",
             kernel_id=kernel_id,
         )
+        return None
 
 
 def _name(path: str) -> str:

@@ -34,6 +34,8 @@ export interface IKernelEvent {
   in_flight_msg_id: string | null;
   execution_count: number | null;
   message: string | null;
+  /** Execute requests that came during the restore. */
+  held_msg_ids: string[];
 }
 
 /** The server is about to end, or what could be saved before that is saved. */

@@ -1,13 +1,16 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { Cell } from '@jupyterlab/cells';
+import type { Cell, CodeCell } from '@jupyterlab/cells';
 import type { ConsolePanel, IConsoleTracker } from '@jupyterlab/console';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { NotebookActions } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
 
 /** A notebook or console that is open. */
 export interface IKernelPage {
   readonly sessionContext: ISessionContext;
   readonly cells: Iterable<Cell>;
+  /** Run cells of it, as its user would. */
+  run(cells: readonly CodeCell[]): Promise<void>;
 }
 
 /** The open notebooks and consoles, by what they show. */
@@ -56,11 +59,24 @@ export class KernelPages {
     return [
       ...this._notebooks.filter(chosen).map(panel => ({
         sessionContext: panel.sessionContext,
-        cells: panel.content.widgets
+        cells: panel.content.widgets,
+        run: async (cells: readonly CodeCell[]) => {
+          await NotebookActions.runCells(
+            panel.content,
+            cells,
+            panel.sessionContext
+          );
+        }
       })),
       ...(this._consoles?.filter(chosen) ?? []).map(panel => ({
         sessionContext: panel.sessionContext,
-        cells: panel.console.cells
+        cells: panel.console.cells,
+        run: async (cells: readonly CodeCell[]) => {
+          // What was entered into a console is entered once more.
+          for (const cell of cells) {
+            await panel.console.inject(cell.model.sharedModel.getSource());
+          }
+        }
       }))
     ];
   }

@@ -3,6 +3,7 @@ import type { Kernel } from '@jupyterlab/services';
 import { KernelMessage } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
+import type { IKernelEvent } from './events';
 import type { OperationFollower } from './follower';
 import type { IKernelPage } from './pages';
 
@@ -36,6 +37,24 @@ export function pendingCells(page: IKernelPage): IPendingCell[] {
     });
   }
   return pending;
+}
+
+/** The cells of a page whose last run was one of these requests, in order. */
+export function cellsOf(
+  page: IKernelPage,
+  requests: readonly string[]
+): CodeCell[] {
+  const found = new Map<string, CodeCell>();
+  for (const cell of page.cells) {
+    const request =
+      cell instanceof CodeCell
+        ? cell.outputArea.future?.msg.header.msg_id
+        : undefined;
+    if (request !== undefined && requests.includes(request)) {
+      found.set(request, cell as CodeCell);
+    }
+  }
+  return requests.flatMap(request => found.get(request) ?? []);
 }
 
 /**
@@ -72,8 +91,9 @@ function isRunning(cell: CodeCell): boolean {
  * Which requests a restored kernel still knows.
  *
  * A state holds the cell that was running and those that waited for their
- * turn; what was sent later died with the kernel. The server knows only the
- * running one, the page knows what it had sent when the save began.
+ * turn; what was sent later died with the kernel, except what came after the
+ * restore had begun, which the server keeps for it. Of a state the server knows
+ * only the running one, the page knows what it had sent when the save began.
  */
 export class PendingRequests {
   /** @param pages - the open pages of a kernel */
@@ -81,15 +101,24 @@ export class PendingRequests {
     private readonly _pages: (kernelId: string) => readonly IKernelPage[]
   ) {}
 
-  /** Remember what is pending as a save begins. */
+  /** Remember what is pending as a save or a restore begins. */
   onOperationStarted(follower: OperationFollower): void {
     const { kind, kernel_id } = follower.operation;
-    if (kind !== 'save') {
+    if (kind === 'verify') {
       return;
     }
     const known = new Set<string>();
     for (const page of this._pages(kernel_id)) {
       pendingCells(page).forEach(cell => known.add(cell.messageId));
+    }
+    if (kind === 'restore') {
+      this._before.set(kernel_id, known);
+      void follower.done.then(() => {
+        if (this._before.get(kernel_id) === known) {
+          this._before.delete(kernel_id);
+        }
+      });
+      return;
     }
     if (known.size === 0) {
       return;
@@ -105,21 +134,25 @@ export class PendingRequests {
     });
   }
 
-  /** Stop waiting for what a kernel restored from a state does not know. */
-  abandonUnknown(
-    kernelId: string,
-    stateId: string | null,
-    inFlight: string | null
-  ): void {
-    const known = this._known.get(stateId ?? '');
-    for (const page of this._pages(kernelId)) {
-      for (const cell of pendingCells(page)) {
-        if (cell.messageId !== inFlight && !known?.has(cell.messageId)) {
-          cell.abandon();
+  /** Stop waiting for what a restored kernel does not know. */
+  abandonUnknown(event: IKernelEvent): void {
+    const { kernel_id, state_id, in_flight_msg_id, held_msg_ids } = event;
+    const known = this._known.get(state_id ?? '');
+    const before = this._before.get(kernel_id);
+    for (const page of this._pages(kernel_id)) {
+      for (const { messageId, abandon } of pendingCells(page)) {
+        const isKnown =
+          messageId === in_flight_msg_id ||
+          known?.has(messageId) ||
+          held_msg_ids.includes(messageId);
+        // What was sent after the restore began is on its way to the kernel.
+        if (!isKnown && (before?.has(messageId) ?? true)) {
+          abandon();
         }
       }
     }
   }
 
+  private _before = new Map<string, Set<string>>();
   private _known = new Map<string, Set<string>>();
 }

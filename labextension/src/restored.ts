@@ -8,7 +8,10 @@ import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import type { KernelPages } from './pages';
 import { refreshStatus } from './pages';
-import { PendingRequests } from './pending';
+import { PendingRequests, cellsOf } from './pending';
+
+/** How long a page may take to get a kernel that was restored for it, in milliseconds. */
+const ATTACHING = 60_000;
 
 /**
  * Keeps the open pages true when a kernel was restored under them: by the
@@ -31,14 +34,42 @@ export class RestoredKernels {
   }
 
   private async _onRestored(event: IKernelEvent): Promise<void> {
-    const { kernel_id, state_id, in_flight_msg_id, cause } = event;
+    const { kernel_id, cause } = event;
     if (cause !== 'wake') {
       // What was sent to a hibernated kernel is delivered to it.
-      this._pending.abandonUnknown(kernel_id, state_id, in_flight_msg_id);
+      this._pending.abandonUnknown(event);
     }
+    this._runReplaced(event);
     refreshStatus(this._options.pages.ofKernel(kernel_id));
     if (cause === 'death' && this._concerns(kernel_id)) {
       await this._tell(event);
+    }
+  }
+
+  /**
+   * Run in a restored kernel what the server has kept from the fresh one that it
+   * takes the place of: this page would not hear what the kernel says of it.
+   */
+  private _runReplaced({ kernel_id, path, held_msg_ids }: IKernelEvent): void {
+    for (const page of this._options.pages.ofPath(path)) {
+      const context = page.sessionContext;
+      const has = () => context.session?.kernel?.id === kernel_id;
+      const cells = cellsOf(page, held_msg_ids);
+      if (cells.length > 0 && !has()) {
+        const run = () => {
+          if (has()) {
+            context.kernelChanged.disconnect(run);
+            window.clearTimeout(timer);
+            void page.run(cells.filter(cell => !cell.isDisposed));
+          }
+        };
+        // If it does not get the kernel, the cells say that they were not run.
+        const timer = window.setTimeout(
+          () => context.kernelChanged.disconnect(run),
+          ATTACHING
+        );
+        context.kernelChanged.connect(run);
+      }
     }
   }
 

@@ -23,6 +23,7 @@ OPERATION: dict[str, Any] = {
 KERNEL: dict[str, Any] = {
     "action": "restored", "kernel_id": "k", "path": "a.ipynb", "state_id": "s", "cause": "death",
     "in_flight_msg_id": None, "execution_count": 3, "message": None,
+    "held_msg_ids": [],
 }  # fmt: skip
 
 

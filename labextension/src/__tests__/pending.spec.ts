@@ -1,6 +1,7 @@
 import { CodeCell } from '@jupyterlab/cells';
 
 import type { KernelStateAPI } from '../api';
+import type { IKernelEvent } from '../events';
 import { OperationFollower } from '../follower';
 import type { IKernelPage } from '../pages';
 import { PendingRequests } from '../pending';
@@ -27,6 +28,21 @@ function pageOf(cells: ReturnType<typeof cell>[]): IKernelPage {
   } as unknown as IKernelPage;
 }
 
+function restored(state_id: string, held_msg_ids: string[] = []): IKernelEvent {
+  return {
+    type: 'kernel',
+    action: 'restored',
+    kernel_id: 'K1',
+    path: 'a.ipynb',
+    state_id,
+    cause: 'user',
+    in_flight_msg_id: 'm1',
+    execution_count: 1,
+    message: null,
+    held_msg_ids
+  };
+}
+
 describe('PendingRequests', () => {
   const finished = cell('m0', false);
   const running = cell('m1', true);
@@ -45,7 +61,7 @@ describe('PendingRequests', () => {
     await settle();
     cells.push(later);
 
-    pending.abandonUnknown('K1', 'S1', 'm1');
+    pending.abandonUnknown(restored('S1'));
     expect(running.future.dispose).not.toHaveBeenCalled();
     expect(queued.future.dispose).not.toHaveBeenCalled();
     expect(later.future.dispose).toHaveBeenCalledTimes(1);
@@ -54,8 +70,24 @@ describe('PendingRequests', () => {
   });
 
   it('keeps only the running request of a state it did not see saved', () => {
-    pending.abandonUnknown('K1', 'S2', 'm1');
+    pending.abandonUnknown(restored('S2'));
     expect(running.future.dispose).not.toHaveBeenCalled();
     expect(queued.future.dispose).toHaveBeenCalledTimes(1);
+  });
+
+  it('keeps what was sent while the kernel was restored', () => {
+    const [old, held, sent] = ['m4', 'm5', 'm6'].map(id => cell(id, true));
+    cells.splice(0, cells.length, old, held);
+    const api = {} as KernelStateAPI;
+    const operation = anOperation({ kind: 'restore', state_id: 'S1' });
+    const follower = new OperationFollower(operation, api);
+    pending.onOperationStarted(follower);
+    // Sent before this page heard of the restore, and after that.
+    cells.push(sent);
+    pending.abandonUnknown(restored('S1', ['m5']));
+    expect(old.future.dispose).toHaveBeenCalledTimes(1);
+    expect(held.future.dispose).not.toHaveBeenCalled();
+    expect(sent.future.dispose).not.toHaveBeenCalled();
+    follower.dispose();
   });
 });

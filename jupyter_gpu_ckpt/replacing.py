@@ -1,0 +1,214 @@
+"""What pages want executed while a restored kernel takes the place of the one that they have.
+
+The old kernel would run it and be gone a moment later, with all that came of it. So it is kept:
+where the same kernel comes back it runs there, and is answered as ever. Where a fresh kernel is
+replaced by another (a notebook whose lost kernel is restored), the page is told that it was not
+run, and runs it in the kernel that it gets. A restore that fails changes nothing: it runs where it
+was sent to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from .doorman import HeldMessage
+from .errors import CkptError
+from .operations import Run
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
+
+#: Seconds for which a page may still have the kernel that was replaced.
+_LEAVING: Final = 30.0
+#: Most requests that are kept for one restore.
+_MOST_HELD: Final = 10_000
+
+_REPLACED: Final = "The restored kernel has taken the place of this one."
+
+
+class Replacement:
+    """A restore, and what is kept until its end."""
+
+    def __init__(self, kernel_id: str, *, in_place: bool) -> None:
+        #: Id of the kernel that comes back.
+        self.kernel_id = kernel_id
+        #: Whether the kernel that comes back is one that the server has.
+        self.in_place = in_place
+        #: The notebook whose kernel it becomes; meaningful once it ``is_known``.
+        self.path: str | None = None
+        self.is_known = in_place
+        #: Fresh kernels of that notebook.
+        self.replaced: set[str] = set()
+        self.held: list[HeldMessage] = []
+        self.uses = 0
+
+
+class Replacements:
+    """The restores that replace a kernel which pages may have; part of the keeper."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        #: By the id of the kernel that comes back.
+        self._going: dict[str, Replacement] = {}
+        #: Kernels of other notebooks, as far as was asked.
+        self._others: set[str] = set()
+        #: What came for kernels of which that is being asked.
+        self._unsure: defaultdict[str, list[HeldMessage]] = defaultdict(list)
+        self._changed = asyncio.Event()
+        #: Kernels that were replaced, and until when their pages are told so.
+        self._gone: dict[str, float] = {}
+
+    # -- restores ------------------------------------------------------------------------
+
+    def during(self, run: Run) -> Run:
+        """Keep requests until this restore, which begins just now, has ended; gives it back."""
+        assert run.task is not None
+        going = self.enter(run.model.kernel_id)
+        going.path, going.is_known = run.model.path, True
+        self._changed.set()
+        if not going.in_place and going.path is not None:
+            self._keeper.in_background(self._look(going, going.path))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            error = run.model.error
+            stopped = None if run.model.status == "done" else "The restore was cancelled."
+            self.leave(going, error.message if error is not None else stopped)
+
+        run.task.add_done_callback(ended)
+        return run
+
+    def enter(self, kernel_id: str) -> Replacement:
+        """A restore of this kernel is about to begin; :meth:`leave` is called as often."""
+        going = self._going.get(kernel_id)
+        if going is None:
+            in_place = kernel_id in self._keeper.kernel_manager
+            going = self._going[kernel_id] = Replacement(kernel_id, in_place=in_place)
+            self._others.clear()
+        going.uses += 1
+        return going
+
+    def replaced(self, kernel_id: str, other: str | None) -> None:
+        """A kernel has got the session of another one."""
+        going = self._going.get(kernel_id)
+        if going is not None and other is not None:
+            going.replaced.add(other)
+
+    def leave(self, going: Replacement, error: str | None = None) -> None:
+        """It is over, or was not begun; ``error`` says why the kernel is not back."""
+        going.uses -= 1
+        if going.uses > 0 or self._going.get(going.kernel_id) is not going:
+            return  # or its user restarted the kernel meanwhile
+        del self._going[going.kernel_id]
+        self._changed.set()
+        kernel = self._keeper.tracker.get(going.kernel_id)
+        if going.in_place and error is not None and (kernel is None or kernel.pid is None):
+            self._refuse(going.held, f"The kernel could not be restored: {error}")
+        elif going.in_place or error is not None:
+            self._each(going.held, HeldMessage.deliver)
+        else:
+            self._gone.update(dict.fromkeys(going.replaced, time.monotonic() + _LEAVING))
+            self._refuse(going.held, _REPLACED)
+
+    def held_ids(self, kernel_id: str) -> list[str]:
+        """Ids of the requests that are kept until this kernel is back."""
+        going = self._going.get(kernel_id)
+        kept = going.held if going is not None else []
+        return [message.execute_id for message in kept if message.execute_id is not None]
+
+    def stopping(self, kernel_id: str) -> None:
+        """Somebody restarts the kernel or shuts it down: what waits for it is void."""
+        going = self._going.get(kernel_id)
+        if going is not None and going.in_place:
+            del self._going[kernel_id]
+            self._refuse(going.held, "The kernel was restarted or shut down meanwhile.")
+
+    # -- what pages send -----------------------------------------------------------------
+
+    def opened(self, kernel_id: str) -> None:
+        """A page connects to the kernel, maybe on purpose to one that was replaced."""
+        self._gone.pop(kernel_id, None)
+
+    def holds(self, kernel_id: str, message: HeldMessage) -> bool:
+        """Whether a message is kept; otherwise it goes to the kernel now."""
+        if not self._going and not self._gone:
+            return False
+        if self._gone and self._is_gone(kernel_id):
+            return self._refuse([message], _REPLACED)
+        going = self._replacement_of(kernel_id)
+        is_other = kernel_id in self._others or all(one.in_place for one in self._going.values())
+        if (going is None and is_other) or message.execute_id is None:
+            return False
+        if going is None:
+            unsure = self._unsure[kernel_id]
+            unsure.append(message)
+            if len(unsure) == 1:
+                self._keeper.in_background(self._find(kernel_id))
+        elif len(going.held) >= _MOST_HELD:
+            self._refuse([message], "Too many cells wait for the kernel to be restored.")
+        else:
+            going.held.append(message)
+        return True
+
+    def _replacement_of(self, kernel_id: str) -> Replacement | None:
+        going = self._going.get(kernel_id)
+        if going is not None:
+            return going if going.in_place else None
+        return next((one for one in self._going.values() if kernel_id in one.replaced), None)
+
+    async def _look(self, going: Replacement, path: str) -> None:
+        """Find the kernel that the notebook has now."""
+        paths = await self._keeper.sessions.paths()
+        going.replaced.update(
+            other for other in paths if paths[other] == path and other != going.kernel_id
+        )
+
+    async def _find(self, kernel_id: str) -> None:
+        """Find out whether a kernel that a page has is one that is being replaced."""
+        found: Replacement | None = None
+        try:
+            path = (await self._keeper.sessions.paths()).get(kernel_id)
+            while path is not None:
+                going = [one for one in self._going.values() if not one.in_place]
+                found = next((one for one in going if one.is_known and one.path == path), None)
+                if found is not None or all(one.is_known for one in going):
+                    break
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            messages = self._unsure.pop(kernel_id, [])
+            # It may have lost its session to the restored one just now.
+            found = found or self._replacement_of(kernel_id)
+            if found is not None:
+                found.replaced.add(kernel_id)
+                found.held += messages
+            elif self._is_gone(kernel_id):
+                self._refuse(messages, _REPLACED)
+            else:
+                self._others.add(kernel_id)
+                self._each(messages, HeldMessage.deliver)
+
+    def _is_gone(self, kernel_id: str) -> bool:
+        now = time.monotonic()
+        self._gone = {gone: until for gone, until in self._gone.items() if until > now}
+        return kernel_id in self._gone
+
+    def _refuse(self, held: Iterable[HeldMessage], why: str) -> bool:
+        told = CkptError("cancelled", f"The cell was not run. {why}", hint="Run it again.")
+        self._each(held, lambda message: message.refuse(told, "CellNotRun"))
+        return True
+
+    def _each(self, held: Iterable[HeldMessage], do: Callable[[HeldMessage], None]) -> None:
+        """Do something with messages; one that is wrong keeps none of the others from it."""
+        for message in held:
+            try:
+                do(message)
+            except Exception as error:  # a page may send anything
+                self._keeper.log.warning(
+                    "A message to a kernel that is being restored is lost: %s: %s",
+                    type(error).__name__,
+                    error,
+                )

@@ -1,0 +1,91 @@
+import { CodeCell } from '@jupyterlab/cells';
+import type { ServerConnection } from '@jupyterlab/services';
+import { nullTranslator } from '@jupyterlab/translation';
+import { Signal } from '@lumino/signaling';
+
+import type { Notices } from '../notices';
+import type { IKernelPage, KernelPages } from '../pages';
+import { RestoredKernels } from '../restored';
+import { KERNEL, Server } from './fixtures';
+
+const trans = nullTranslator.load('jupyter_gpu_ckpt');
+
+/** A code cell that was run with a request. */
+function cell(msg_id: string): CodeCell {
+  const future = {
+    isDisposed: true,
+    msg: { header: { msg_id } },
+    dispose: jest.fn()
+  };
+  return Object.create(CodeCell.prototype, {
+    isDisposed: { value: false },
+    model: { value: { executionState: 'idle' } },
+    outputArea: { value: { future } }
+  });
+}
+
+describe('RestoredKernels', () => {
+  const server = new Server();
+  const model = server.model();
+  const cells = ['m1', 'm2', 'm3'].map(cell);
+  const kernelChanged = new Signal<object, void>({});
+  const session = {
+    kernel: { id: 'fresh', requestKernelInfo: async () => undefined }
+  };
+  const page = {
+    cells,
+    sessionContext: { session, kernelChanged },
+    run: jest.fn(async () => undefined)
+  };
+  const of = (wanted: boolean) =>
+    wanted ? [page as unknown as IKernelPage] : [];
+  new RestoredKernels({
+    everywhere: true,
+    model,
+    notices: {} as Notices,
+    pages: {
+      ofKernel: (id: string) => of(id === session.kernel.id),
+      ofPath: (path: string) => of(path === 'a.ipynb')
+    } as KernelPages,
+    serverSettings: {} as ServerConnection.ISettings,
+    trans
+  });
+
+  function getKernel(id: string): void {
+    session.kernel.id = id;
+    kernelChanged.emit();
+  }
+
+  function restored(path: string, held_msg_ids: string[]): void {
+    server.say(KERNEL, {
+      action: 'restored',
+      kernel_id: 'K1',
+      path,
+      state_id: 'S1',
+      cause: 'lost',
+      in_flight_msg_id: null,
+      execution_count: 1,
+      message: null,
+      held_msg_ids
+    });
+  }
+
+  it('runs what was kept from a fresh kernel once the page has the restored one', () => {
+    restored('b.ipynb', ['m1']);
+    restored('a.ipynb', ['m9']);
+    restored('a.ipynb', ['m3', 'm2']);
+    getKernel('another');
+    expect(page.run).not.toHaveBeenCalled();
+    getKernel('K1');
+    // In the order in which they were run.
+    expect(page.run.mock.calls).toEqual([[[cells[2], cells[1]]]]);
+    getKernel('K1');
+    expect(page.run).toHaveBeenCalledTimes(1);
+  });
+
+  it('leaves to the server what was kept for the kernel itself', () => {
+    restored('a.ipynb', ['m1']);
+    getKernel('K1');
+    expect(page.run).toHaveBeenCalledTimes(1);
+  });
+});

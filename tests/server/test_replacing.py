@@ -1,0 +1,121 @@
+"""Cells that are run while a restored kernel takes the place of the one that a page has."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.harness.client import EventStream, KernelClient
+from tests.harness.server import Home, JupyterServer
+
+Start = Callable[..., KernelClient]
+BIG = "import os; data = os.urandom(64 << 20)"  # so that reading it takes a moment
+
+
+@pytest.fixture
+def events(server: JupyterServer) -> EventStream:
+    return server.client.events()
+
+
+def roll_back(server: JupyterServer, state_id: str) -> dict[str, str]:
+    """Begin to put a state in the place of its kernel."""
+    return dict(server.client.post(f"gpu-ckpt/api/states/{state_id}/restore"))
+
+
+def test_of_a_roll_back_they_run_in_the_restored_kernel(
+    server: JupyterServer, start: Start, events: EventStream
+) -> None:
+    kernel, other = start(), start()
+    kernel.run(BIG)
+    kernel.run("x = 0")
+    state = server.client.save(kernel)["state_id"]
+    kernel.run("x = 100")
+    operation = roll_back(server, state)
+    cells = [kernel.begin("x += 1; print(x)") for _ in range(3)]
+    assert other.run("print(6 * 7)") == "42"  # another kernel is none of it
+    assert [cell.finish().text.strip() for cell in cells] == ["1", "2", "3"]
+    server.client.done(operation)
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    ids = [cell.msg_id for cell in cells]
+    assert event["held_msg_ids"] == ids[: len(event["held_msg_ids"])]
+    assert event["held_msg_ids"][:1] == ids[:1]
+
+
+def test_of_a_dead_kernel_they_run_in_the_restored_one(
+    server: JupyterServer, start: Start, events: EventStream
+) -> None:
+    kernel = start()
+    kernel.run(f"{BIG}; x = 41")
+    server.client.save(kernel)
+    os.kill(kernel.pid, signal.SIGKILL)
+    events.wait_for("operation", phase="reading", kernel_id=kernel.id)
+    cell = kernel.begin("print(x + 1)")
+    assert cell.finish().text.strip() == "42"
+    event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
+    assert event["held_msg_ids"] == [cell.msg_id]
+
+
+def test_they_are_void_where_their_user_restarts_the_kernel(
+    server: JupyterServer, start: Start
+) -> None:
+    kernel = start()
+    kernel.run(f"{BIG}; x = 41")
+    state = server.client.save(kernel)["state_id"]
+    operation = roll_back(server, state)
+    cell = kernel.begin("print(x + 1)")
+    kernel.request("control", "kernel_info_request", {})  # the server has both
+    server.client.post(f"api/kernels/{kernel.id}/restart")
+    kernel.wait("the cell is answered", lambda: cell.reply, 30)
+    if server.client.finished(operation)["status"] == "done":
+        assert cell.text.strip() == "42"  # it was quicker than the restart
+    else:
+        assert (cell.error or "").startswith("CellNotRun")
+        assert "restarted or shut down" in (cell.error or "")
+    assert "NameError" in (server.client.connect(kernel.id).execute("x").error or "")
+
+
+def test_of_a_fresh_kernel_that_a_lost_one_takes_the_place_of(home: Home) -> None:
+    with JupyterServer(home) as server:
+        path = home.add_notebook("lost.ipynb")
+        lost = server.client.start(path)
+        lost.run(f"{BIG}; x = 41")
+        server.client.save(lost)
+        server.kill()
+    with JupyterServer(home) as server:
+        server.client.wait_lost(1)
+        fresh = server.client.start(path)
+        other = server.client.start(home.add_notebook("other.ipynb"))
+        events = server.client.events()
+        operation = server.client.post(f"gpu-ckpt/api/lost/{lost.id}/restore")
+        cell = fresh.begin("print('here')")
+        assert other.run("print(6 * 7)") == "42"
+        server.client.done(operation)
+        # It was not run where it would be gone, and its page is told, twice.
+        fresh.wait("the cell is answered", lambda: cell.reply, 30)
+        assert (cell.text, (cell.error or "").split("\n")[0]) == ("", "CellNotRun")
+        event = events.wait_for("kernel", action="restored", kernel_id=lost.id)
+        assert event["held_msg_ids"] == [cell.msg_id]
+        late = fresh.begin("print('late')")
+        fresh.wait("the cell is answered", lambda: late.reply, 30)
+        assert "CellNotRun" in (late.error or "")
+        assert server.client.connect(lost.id).run("print(x + 1)") == "42"
+        # So the fresh one has run nothing, and is not kept.
+        assert fresh.id not in [kernel["id"] for kernel in server.client.get("api/kernels")]
+
+
+def test_of_a_roll_back_that_fails_they_run_in_the_kernel_that_stays(
+    server: JupyterServer, lasting_home: Home, start: Start
+) -> None:
+    kernel = start()
+    kernel.run(BIG)
+    state = server.client.save(kernel)["state_id"]
+    kernel.run("x = 41")
+    for pack in lasting_home.store.rglob("*.pack"):  # the last test of the file
+        pack.write_bytes(bytes(pack.stat().st_size))
+    operation = roll_back(server, state)
+    cell = kernel.begin("print(x + 1)")
+    assert server.client.finished(operation)["error"]["reason"] == "state_damaged"
+    assert cell.finish().text.strip() == "42"
