@@ -67,14 +67,7 @@ class GpuCkptHub(LoggingConfigurable):
         config=True,
         help="What containers are given. minimal: CHECKPOINT_RESTORE, NET_ADMIN and SETPCAP; "
         "sys_ptrace: SYS_PTRACE too, for machines where kernel.yama.ptrace_scope is 1; sys_admin: "
-        "SYS_ADMIN too, for seccomp filters and second kernels of a state.",
-    )
-    seccomp_profile = Unicode(
-        None,
-        allow_none=True,
-        config=True,
-        help="Seccomp profile of containers, with rights 'sys_admin': a path for Docker, or for "
-        "Kubernetes one below the kubelet's folder of profiles. None: no filter.",
+        "SYS_ADMIN too, for second kernels of a state and states whose process numbers are taken.",
     )
 
     # -- where ---------------------------------------------------------------------------
@@ -271,11 +264,6 @@ class GpuCkptHub(LoggingConfigurable):
         keys = ("master_key_file", "key_file", "key_env", "key_command")
         if len(found := [name for name in keys if getattr(self, name)]) > 1:
             raise TraitError(f"Only one of GpuCkptHub.{' and GpuCkptHub.'.join(found)} can be set.")
-        if self.seccomp_profile and self.rights != "sys_admin":
-            raise TraitError(
-                "GpuCkptHub.seccomp_profile: under a seccomp filter, whatever it lets through, "
-                "kernels are only saved with GpuCkptHub.rights 'sys_admin'."
-            )
 
     def capabilities(self) -> tuple[str, ...]:
         """Capabilities that a server gets, without their ``CAP_``."""

@@ -109,10 +109,10 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
         if not hub.lets(spawner):
             return base
         base["cap_add"] = _joined(base.get("cap_add"), hub.capabilities())
-        options = list(base.get("security_opt") or [])
+        # CRIU has to set filters aside, which nobody below one may, whatever it allows.
+        options = base.get("security_opt") or []
         if not any(str(option).startswith("seccomp") for option in options):
-            options.append(f"seccomp={hub.seccomp_profile or 'unconfined'}")
-        base["security_opt"] = options
+            base["security_opt"] = [*options, "seccomp=unconfined"]
         if folder is not None:
             path = filled(folder, spawner.user.name, spawner.name)
             binds = base.get("binds")
@@ -152,11 +152,7 @@ def kubernetes(c: Config, hub: GpuCkptHub) -> None:
         capabilities["add"] = _joined(capabilities.get("add"), hub.capabilities())
         # Those of the file kernel-capture count only where a program may get more rights.
         base |= {"allowPrivilegeEscalation": True, "capabilities": capabilities}
-        if hub.seccomp_profile:
-            profile = {"type": "Localhost", "localhostProfile": hub.seccomp_profile}
-        else:
-            profile = {"type": "Unconfined"}
-        base.setdefault("seccompProfile", profile)
+        base.setdefault("seccompProfile", {"type": "Unconfined"})
         return base
 
     section.container_security_context = security_context

@@ -115,20 +115,6 @@ def test_only_the_pods_of_those_who_may_save_get_the_rights() -> None:
     assert context["capabilities"]["add"] == NEEDED
 
 
-def test_with_all_rights_a_pod_keeps_a_seccomp_filter() -> None:
-    settings = {"rights": "sys_admin", "seccomp_profile": "gpu-ckpt.json"}
-    _, manifest = pod(told("kubespawner.KubeSpawner", GpuCkptHub=settings))
-    kubernetes_validate.validate(manifest, "1.32", strict=True)
-    context = manifest["spec"]["containers"][0]["securityContext"]
-    assert "SYS_ADMIN" in context["capabilities"]["add"]
-    assert context["seccompProfile"] == {
-        "type": "Localhost",
-        "localhostProfile": "gpu-ckpt.json",
-    }
-    with pytest.raises(TraitError, match="only saved with"):
-        told("kubespawner.KubeSpawner", GpuCkptHub={"seccomp_profile": "gpu-ckpt.json"})
-
-
 def test_what_is_longer_already_stays() -> None:
     kube = {"delete_grace_period": 600, "start_timeout": 900}
     made, _ = pod(told("kubespawner.KubeSpawner", KubeSpawner=kube))
