@@ -13,6 +13,7 @@
 
 #include "caps.h"
 #include "cuda_find.h"
+#include "hostmem.h"
 #include "io.h"
 #include "procfs.h"
 
@@ -185,13 +186,34 @@ static bool check_task(const struct helper *helper, const struct cuda_task *task
                            task->pid);
 }
 
+/* The memory comes to the host: a process that is killed for want of it there is lost. */
+static bool check_host(const struct helper *helper)
+{
+    struct cuda_shared *shared = helper->shared;
+    int64_t need = 0;
+    pid_t pid = 0;
+    for (size_t i = 0; i < shared->count; i++)
+        for (size_t k = 0; shared->tasks[i].found != CUDA_NONE && k < shared->gpu_count; k++) {
+            char uuid[CUDA_UUID_TEXT];
+            cuda_format_uuid(&shared->gpus[k].uuid, uuid);
+            pid = shared->tasks[i].pid;
+            need += cuda_nvml_used_by(&helper->nvml, uuid, pid);
+        }
+    int64_t there = need > 0 ? hostmem_available("", pid) : -1;
+    return there < 0 || need <= there ||
+           kc_fail(&shared->result, KC_NO_MEMORY,
+                   "The GPU's memory (%lld MiB) does not fit into the memory of the host, of which %lld "
+                   "MiB are free.",
+                   (long long)(need >> 20), (long long)(there >> 20));
+}
+
 static bool check_tasks(const struct helper *helper)
 {
     for (size_t i = 0; i < helper->shared->count; i++)
         if (helper->shared->tasks[i].found != CUDA_NONE &&
             !check_task(helper, &helper->shared->tasks[i]))
             return false;
-    return true;
+    return check_host(helper);
 }
 
 static bool check_map(struct cuda_shared *shared)

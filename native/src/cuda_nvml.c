@@ -61,25 +61,38 @@ bool cuda_nvml_mig(const struct cuda_nvml *nvml, const char *uuid)
     return gpu != NULL && nvml->mig_mode(gpu, &current, &pending) == SUCCESS && current == 1;
 }
 
-static bool names(int (*list)(struct cuda_nvml_device *, unsigned *, struct cuda_nvml_process *),
-                  struct cuda_nvml_device *gpu, pid_t pid)
+static bool find(int (*list)(struct cuda_nvml_device *, unsigned *, struct cuda_nvml_process *),
+                 struct cuda_nvml_device *gpu, pid_t pid, unsigned long long *memory)
 {
     static struct cuda_nvml_process processes[PROCESSES_MAX];
     unsigned count = PROCESSES_MAX;
     if (gpu == NULL || list(gpu, &count, processes) != SUCCESS)
         return false;
     for (unsigned i = 0; i < count && i < PROCESSES_MAX; i++)
-        if (processes[i].pid == (unsigned)pid)
+        if (processes[i].pid == (unsigned)pid) {
+            *memory = processes[i].memory;
             return true;
+        }
     return false;
 }
 
 bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
 {
-    return names(nvml->processes, device(nvml, uuid), pid);
+    unsigned long long memory;
+    return find(nvml->processes, device(nvml, uuid), pid, &memory);
+}
+
+int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
+{
+    static const unsigned long long not_known = ~0ULL;
+    unsigned long long memory;
+    return find(nvml->processes, device(nvml, uuid), pid, &memory) && memory != not_known
+               ? (int64_t)memory
+               : 0;
 }
 
 bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
 {
-    return names(nvml->mps_processes, device(nvml, uuid), pid);
+    unsigned long long memory;
+    return find(nvml->mps_processes, device(nvml, uuid), pid, &memory);
 }

@@ -40,6 +40,8 @@ int64_t cuda_nvml_free_memory(const struct cuda_nvml *nvml, const char *uuid);
 /* Whether a GPU is in MIG mode; whether that process is on it; whether it is on it through MPS. */
 bool cuda_nvml_mig(const struct cuda_nvml *nvml, const char *uuid);
 bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
+/* Bytes that a process has on a GPU; 0 where that is not known, as in most containers. */
+int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
 bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
 
 #endif

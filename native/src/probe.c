@@ -113,8 +113,9 @@ int probe_command(void)
             "(kernel.yama.ptrace_scope).",
             "Ask the administrator for kernel.yama.ptrace_scope = 0, or to add cap_sys_ptrace to the "
             "capabilities of kernel-capture.");
-    problem(self.seccomp == 2 && !admin, "no_capability",
-            "Processes here run under a seccomp filter, which only SYS_ADMIN may suspend.",
+    /* The kernel lets no process suspend filters that is under one itself, whatever its rights. */
+    problem(self.seccomp == 2, "no_capability",
+            "Processes here run under a seccomp filter, and under one nobody can be captured.",
             "Ask the administrator to run the container with seccomp unconfined.");
     json_close(&json);
     json_open(&json, "notes", '[');

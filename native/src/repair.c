@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/capability.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -110,8 +109,9 @@ static void each_socket(const struct tree_task *task, void (*act)(int fd))
 
 static void each_task(const struct tree *tree, void (*act)(int fd))
 {
-    caps_raise(CAP_SYS_PTRACE);
-    caps_raise(CAP_NET_ADMIN);
+    /* All: a kernel may have the caller's own ones, as in a container with ambient capabilities, and
+     * /proc shows its descriptors only to who has them in effect. */
+    caps_raise_all();
     for (size_t i = 0; i < tree->count; i++)
         each_socket(&tree->tasks[i], act);
     caps_lower();

@@ -21,6 +21,7 @@ static const struct {
     [KC_TIMEOUT] = {"timeout", "It took too long and was undone."},
     [KC_CANCELLED] = {"cancelled", "It was cancelled and undone."},
     [KC_NO_SPACE] = {"no_space", "There is no space left for the images."},
+    [KC_NO_MEMORY] = {"no_memory", "The host has no memory for what is on the GPU."},
     [KC_GPU_UNSUPPORTED] = {"gpu_unsupported", "The GPU or its driver does not allow it."},
     [KC_GPU_BUSY] = {"gpu_busy", "The GPU's work did not end in time."},
     [KC_GPU_FULL] = {"gpu_full", "The GPU has no room for the memory."},

@@ -18,6 +18,7 @@ enum kc_reason {
     KC_TIMEOUT,
     KC_CANCELLED,
     KC_NO_SPACE,
+    KC_NO_MEMORY,
     KC_GPU_UNSUPPORTED,
     KC_GPU_BUSY,
     KC_GPU_FULL,

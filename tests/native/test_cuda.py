@@ -14,6 +14,8 @@ from tests.native.driver import Capture, Event, Kernel, empty, wait_until
 from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact
 from tests.simgpu.simgpu import gpu
 
+pytestmark = pytest.mark.root
+
 Nodes = Callable[..., GpuNode]
 Kernels = Callable[..., Kernel]
 
@@ -96,13 +98,20 @@ def test_all_processes_of_a_tree_are_saved(node: Nodes, program: Kernels) -> Non
 
 
 def test_a_gpu_kernel_in_a_pid_namespace_is_saved_again(node: Nodes, program: Kernels) -> None:
-    one = program(node())
+    here = node()
+    one = program(here)
     sums = held(one)
     saved(one)
     pid = restored(one, "--pid-namespace", "always")["pid"]
     intact(one, sums)
     empty(one.images)
     assert one.dump(pid=pid).finish()["gpu"]["problem"] is None
+    intact(one, sums)
+    for what in ("park", "unpark"):
+        capture = here.capture(what, "--pid", str(pid))
+        assert capture.finish()["event"] == "done"
+        capture.close()
+        assert (here.machine.used() == 0) == (what == "park")
     intact(one, sums)
 
 
@@ -365,3 +374,16 @@ def test_probe_tells_what_the_driver_can(node: Nodes) -> None:
         "custom_storage": True,
     }
     assert probe["notes"] == []
+
+
+def test_what_does_not_fit_into_the_host_is_not_touched(node: Nodes, program: Kernels) -> None:
+    here = node(gpu(0, memory=1 << 50))
+    # Never touched, so that it takes no memory here.
+    much = "[gpu.allocate(os.sysconf('SC_PHYS_PAGES') * 2048) for _ in range(4)]"
+    one = program(here, HOLDER.replace("while True", f"{much}\nwhile True"))
+    sums = held(one)
+    capture = one.dump()
+    error = capture.finish()
+    assert error["reason"] == "no_memory", error
+    assert not any(event.get("step") == "lock" for event in capture.events)
+    intact(one, sums)

@@ -13,6 +13,8 @@ from tests.native.driver import Capture, Event, Kernel, state, wait_until
 from tests.native.gpu_node import PAIR, GpuNode, held, intact
 from tests.simgpu.simgpu import gpu
 
+pytestmark = pytest.mark.root
+
 Nodes = Callable[..., GpuNode]
 Kernels = Callable[..., Kernel]
 

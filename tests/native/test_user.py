@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.harness.node import REPOSITORY
 from tests.native.driver import Capture, Kernel, binary, empty, state, status, wait_until
+from tests.native.gpu_node import HOLDER, GpuNode, held, intact
 
 pytestmark = pytest.mark.root
 
@@ -326,3 +328,38 @@ def test_root_of_a_container(kernel: Start, plain: Path) -> None:
     one.kill()
     one.restore().expect("restored")
     one.runs_on()
+
+
+def test_an_ordinary_user_saves_and_parks_a_kernel_with_device_memory(
+    places: Callable[..., Path], program: Path, tmp_path: Path
+) -> None:
+    modules, folder = places(0, 0o755), places(NOBODY)
+    shutil.copy(REPOSITORY / "tests" / "simgpu" / "api.py", modules / "simgpu.py")
+    node = GpuNode(tmp_path / "node")
+    node.machine.folder.chmod(0o755)
+    become = f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups {program}"
+    node.program.write_text(node.program.read_text().replace(str(binary()), become))
+    one = Kernel(
+        folder,
+        "import os, time\nfrom simgpu import Gpu\n" + HOLDER,
+        command=["/usr/bin/python3", "-u"],  # which every user can run
+        env={"PYTHONPATH": str(modules)},
+        program=node.program,
+    )
+    try:
+        os.chown(one.images, NOBODY, NOBODY)
+        sums = held(one)
+        assert one.save()["gpu"]["problem"] is None
+        intact(one, sums)
+        one.kill()
+        one.restore().expect("restored")
+        intact(one, sums)
+        for what in ("park", "unpark"):
+            capture = node.capture(what, "--pid", str(one.pid))
+            assert capture.finish()["event"] == "done"
+            capture.close()
+            assert (node.machine.used() == 0) == (what == "park")
+        intact(one, sums)
+    finally:
+        one.close()
+        node.stop()
