@@ -11,6 +11,7 @@ See docs/jupyterhub.md.
 from __future__ import annotations
 
 from .configuring import configure
+from .service_setup import add_admin_page
 from .settings import GpuCkptHub
 
-__all__ = ["GpuCkptHub", "configure"]
+__all__ = ["GpuCkptHub", "add_admin_page", "configure"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import CkptError
+from .acting import file_user
 
 _KERNEL_ID = re.compile(r"[A-Za-z0-9_-]{1,128}\Z")
 _STATE_ID = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}\Z")
@@ -158,7 +159,7 @@ def check_private(folder: Path) -> None:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
         raise CkptError("store_unavailable", f"{folder} should be a folder, and is not one.")
-    if found.st_uid != os.geteuid():
+    if found.st_uid != file_user():
         raise CkptError(
             "store_unavailable",
             f"The state store's folder {folder} belongs to another user.",

@@ -50,6 +50,8 @@ class Hub:
         then.
     lab
         Servers are JupyterLab, and not plain.
+    more
+        Lines of Python at the end of the hub's configuration.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Hub:
         hub_config: Mapping[str, Mapping[str, Any]] | None = None,
         accounts: Mapping[str, Home] | None = None,
         lab: bool = False,
+        more: str = "",
     ) -> None:
         proxy = fetched_by("get-hub-proxy", "node_modules/.bin/configurable-http-proxy")
         self.home = home
@@ -79,7 +82,7 @@ class Hub:
                 for section, values in traits.items()
                 for trait, value in values.items()
             )
-            + "from jupyter_gpu_ckpt.hub import configure\nconfigure(c)\n"
+            + f"from jupyter_gpu_ckpt.hub import configure\nconfigure(c)\n{more}\n"
         )
         with self.log_path.open("wb") as log:
             self._popen = subprocess.Popen(
@@ -211,6 +214,10 @@ class Hub:
         client = Client(where, token or self.token)
         self._clients.append(client)
         return client
+
+    def add_user(self, user: str) -> None:
+        """Have a user without a server."""
+        self._request("POST", f"users/{user}").raise_for_status()
 
     def token_of(self, user: str) -> str:
         """A new token with all rights that a user has."""
