@@ -27,6 +27,7 @@ from .models import (
 )
 from .outside import Outside
 from .recovery import LostRecord
+from .rights import rights
 from .store import DamagedState, StateRecord
 
 _WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
@@ -221,12 +222,14 @@ def doctor(
             found = f"CRIU {probe.criu.version} at {probe.criu.path}."
             checks.append(DoctorCheck("criu", "ok", found))
         checks.append(DoctorCheck("kernel", "ok", f"Linux {probe.kernel}."))
-        if not probe.problems:
-            rights = "root" if probe.root else f"user {probe.uid} with the capabilities needed"
-            checks.append(DoctorCheck("rights", "ok", f"Captures as {rights}."))
         checks += [DoctorCheck(p.reason, "problem", p.message, p.hint) for p in probe.problems]
         checks += [DoctorCheck(n.reason, "warning", n.message, n.hint) for n in probe.notes]
     if store_error is not None:
         checks.append(DoctorCheck("store", "problem", store_error.message, store_error.hint))
-    can = not isinstance(probe, CkptError) and probe.can_capture
-    return Doctor(can_capture=can, version=__version__, checks=[*checks, *more])
+    known = None if isinstance(probe, CkptError) else probe
+    return Doctor(
+        can_capture=known is not None and known.can_capture,
+        version=__version__,
+        checks=[*checks, *more],
+        rights=None if known is None else rights(known),
+    )

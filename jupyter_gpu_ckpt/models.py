@@ -325,12 +325,29 @@ class DoctorCheck(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
+RightsRow = Literal["none", "minimal", "sys_ptrace", "sys_admin", "root"]
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """What works with the rights that a server has: a row of the table in docs/install.md.
+
+    ``missing`` are the capabilities that lead to the next row, and ``adds`` is what more would
+    work there; null where no capability adds anything.
+    """
+
+    row: RightsRow
+    works: str
+    missing: list[str]
+    adds: str | None
+
+
 class Doctor(msgspec.Struct, frozen=True):
-    """What this node can capture, and why not."""
+    """What this node can capture, and why not; ``rights`` is null where that cannot be told."""
 
     can_capture: bool
     version: str
     checks: list[DoctorCheck]
+    rights: Rights | None = None
 
 
 class AutoSavePolicy(msgspec.Struct, frozen=True):

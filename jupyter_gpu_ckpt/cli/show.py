@@ -234,6 +234,11 @@ def doctor(found: Doctor) -> None:
         console.print(line)
         if check.hint and check.status != "ok":
             console.print(Text(f"         {clean(check.hint)}", style="italic"))
+    if found.rights is not None:
+        console.print(f"Rights: {clean(found.rights.row)}. {clean(found.rights.works)}")
+        if found.rights.adds is not None:
+            missing = ", ".join(map(clean, found.rights.missing))
+            console.print(f"        {missing} would add: {clean(found.rights.adds)}.")
     verdict = "can" if found.can_capture else "cannot"
     console.print(Text(f"Kernels {verdict} be saved on this node.", style="bold"))
 
