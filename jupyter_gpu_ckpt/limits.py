@@ -47,6 +47,11 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     most: int | float | None = None
 
 
+def fixed(value: Any) -> Rule:
+    """A trait is this, whatever else is configured."""
+    return Rule(value=value, fixed=True)
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rules by configuration section and trait; ``denied`` says that, and why, nothing is saved."""
 

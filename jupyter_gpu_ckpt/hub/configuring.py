@@ -9,7 +9,8 @@ from traitlets.config import Config
 
 from ..limits import VARIABLE
 from . import keys, spawners
-from .settings import GpuCkptHub, groups_of
+from .names import groups_of
+from .settings import GpuCkptHub
 
 
 def configure(c: Config) -> GpuCkptHub:
@@ -42,6 +43,10 @@ def configure(c: Config) -> GpuCkptHub:
     _add_environment(c, environment(hub))
     if (said := spawners.prepare(c, hub)) is not None:
         hub.log.warning("gpu-ckpt: %s", said)
+    if hub.placement != "off":
+        from .placement import add_hint  # what reads stores takes its time to load
+
+        add_hint(c, hub)
     return hub
 
 

@@ -1,9 +1,9 @@
-"""Names of users and servers in paths and URLs."""
+"""Names of users and servers in paths and URLs, and of groups."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
@@ -29,3 +29,8 @@ def filled(template: str, user: str, server: str) -> str:
 def fields(template: str) -> list[str]:
     """What a template has in braces."""
     return _FIELD.findall(template)
+
+
+def groups_of(spawner: Any) -> list[str]:
+    """Names of the groups that a spawner's user is in."""
+    return [group.name for group in spawner.user.groups]

@@ -10,9 +10,9 @@ from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicod
 from traitlets.config import LoggingConfigurable
 
 from ..autosave import FIELDS, SECONDS
-from ..limits import Limits, Rule, plain
+from ..limits import Limits, Rule, fixed, plain
 from .keys import VARIABLE as KEY_VARIABLE
-from .names import fields, filled
+from .names import fields, filled, groups_of
 
 #: Settings that users may be let change, by the section of their servers' configuration.
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -55,7 +55,7 @@ class GpuCkptHub(LoggingConfigurable):
     allowed_users = List(
         Unicode(),
         config=True,
-        help="Names of users whose kernels can be saved. Empty: see allow_all.",
+        help="Users whose kernels can be saved. Empty: see allow_all.",
     )
     allowed_groups = List(
         Unicode(), config=True, help="The hub's groups whose members' kernels can be saved."
@@ -214,6 +214,28 @@ class GpuCkptHub(LoggingConfigurable):
         help="Patterns of environment variables that restored kernels get anew, as "
         "GpuCkpt.refresh_environment.",
     )
+    placement = Enum(
+        ["off", "prefer", "require"],
+        "off",
+        config=True,
+        help="Whether KubeSpawner and SlurmSpawner start a server where the user's states can be "
+        "restored, if there is such a node (prefer), or nowhere else (require).",
+    )
+    node_labels = Dict(
+        default_value={
+            "machine": "kubernetes.io/arch",
+            "feature": "feature.node.kubernetes.io/cpu-cpuid.",
+            "gpu": "nvidia.com/gpu.product",
+            "driver": "nvidia.com/cuda.driver.major",
+        },
+        config=True,
+        help="Labels that say what nodes of Kubernetes have; what is not named is left out.",
+    )
+    slurm_features = Dict(
+        config=True,
+        help="Features of Slurm's nodes, by the GPU's name or the processor's feature that they "
+        'stand for: {"NVIDIA A100-SXM4-40GB": "a100", "avx512f": "avx512"}.',
+    )
     users_may_change = List(
         Unicode(),
         list(_ALL),
@@ -303,8 +325,8 @@ class GpuCkptHub(LoggingConfigurable):
         if not self.allows(user, groups):
             return Limits(
                 rules={
-                    "GpuCkptProvisioner": {"enabled": _fixed(False)},
-                    "AutoSave": {"enabled": _fixed(False), "locked": _fixed(list(FIELDS))},
+                    "GpuCkptProvisioner": {"enabled": fixed(False)},
+                    "AutoSave": {"enabled": fixed(False), "locked": fixed(list(FIELDS))},
                 },
                 denied="This JupyterHub does not let your kernels be saved.",
             )
@@ -319,12 +341,12 @@ class GpuCkptHub(LoggingConfigurable):
             if not rule.fixed:
                 rules["AutoSave"][name] = Rule(value=rule.value, least=self.shortest)
         rules["AutoSave"] |= {
-            "shortest": _fixed(self.shortest),
-            "locked": _fixed([name for name in FIELDS if name not in self.users_may_change]),
+            "shortest": fixed(self.shortest),
+            "locked": fixed([name for name in FIELDS if name not in self.users_may_change]),
             "shutdown_deadline": Rule(value=self.shutdown_deadline, most=self.shutdown_deadline),
         }
         rules["GpuCkpt"] |= {
-            "owner": _fixed(user),
+            "owner": fixed(user),
             "upload_timeout": Rule(value=self.upload_timeout, most=self.upload_timeout),
             **self._place(user, server),
             **self._keys(user),
@@ -336,8 +358,8 @@ class GpuCkptHub(LoggingConfigurable):
                 value=self.upload_bandwidth, most=self.upload_bandwidth or None
             )
         for section, values in self.server_config.items():
-            fixed = {name: _fixed(value) for name, value in values.items()}
-            rules[section] = {**rules.get(section, {}), **fixed}
+            others = {name: fixed(value) for name, value in values.items()}
+            rules[section] = {**rules.get(section, {}), **others}
         return Limits(rules=plain(rules))
 
     def _rules(self, names: Collection[str]) -> dict[str, Rule]:
@@ -355,7 +377,7 @@ class GpuCkptHub(LoggingConfigurable):
         if self.store_url is None:
             return {}
         url = filled(self.store_url, user, server)
-        return {"store_url": _fixed(url), "store_options": _fixed(dict(self.store_options))}
+        return {"store_url": fixed(url), "store_options": fixed(dict(self.store_options))}
 
     def _keys(self, user: str) -> dict[str, Rule]:
         values: dict[str, Any] = {"key_file": None, "key_env": None, "key_command": []}
@@ -369,17 +391,8 @@ class GpuCkptHub(LoggingConfigurable):
             values["key_command"] = [part.replace("{username}", user) for part in self.key_command]
         else:
             return {}
-        return {name: _fixed(value) for name, value in values.items()}
+        return {name: fixed(value) for name, value in values.items()}
 
     def master_key(self) -> Path | None:
         """File of the key from which users' keys are derived."""
         return Path(self.master_key_file).expanduser() if self.master_key_file else None
-
-
-def groups_of(spawner: Any) -> list[str]:
-    """Names of the groups that a spawner's user is in."""
-    return [group.name for group in spawner.user.groups]
-
-
-def _fixed(value: Any) -> Rule:
-    return Rule(value=value, fixed=True)

@@ -70,16 +70,26 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubespawner.spawner.load_config", lambda **kwargs: None)
 
 
-def pod(c: Config, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """A spawner of KubeSpawner, and the manifest of its pod as it is sent to Kubernetes."""
+def pod_of(made: Any) -> dict[str, Any]:
+    """The manifest of a pod as it is sent to Kubernetes."""
 
-    async def make() -> tuple[Any, dict[str, Any]]:
-        made = spawner(KubeSpawner, c, _mock=True, **more)
+    async def make() -> dict[str, Any]:
         manifest = await made.get_pod_manifest()
         async with ApiClient() as client:
-            return made, client.sanitize_for_serialization(manifest)
+            found: dict[str, Any] = client.sanitize_for_serialization(manifest)
+            return found
 
     return asyncio.run(make())
+
+
+def pod(c: Config, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """A spawner of KubeSpawner, and the manifest of its pod."""
+
+    async def make() -> Any:
+        return spawner(KubeSpawner, c, _mock=True, **more)
+
+    made = asyncio.run(make())
+    return made, pod_of(made)
 
 
 def test_a_pod_may_save_kernels_and_end_slowly_and_is_a_valid_one() -> None:
