@@ -3,8 +3,6 @@
  * and the images are whole). */
 #include "dump.h"
 
-#include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -30,7 +28,6 @@
 #include "window.h"
 
 static const char log_name[] = "dump.log";
-static const char too_long[] = "The save took too long; the kernel runs on.";
 static const double cancel_grace = 30.0;    /* seconds for CRIU to undo before it is killed */
 static const double progress_period = 0.2;  /* seconds */
 
@@ -244,21 +241,33 @@ static void settle(struct dump *dump, bool whole)
         cuda_thaw(&dump->cuda);
 }
 
-static void judge(struct dump *dump, bool criu_done, const char *words)
+/* False. Says why, if it was the caller or the clock. */
+static bool given_up(struct dump *dump)
 {
     if (dump->undo == KC_CANCELLED)
-        kc_fail(&dump->result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
-    else if (dump->undo == KC_TIMEOUT)
-        kc_fail(&dump->result, KC_TIMEOUT, "%s", too_long);
-    else if (dump->undo == KC_NO_SPACE || (!criu_done && criu_out_of_space(dump->images, log_name)))
+        return kc_fail(&dump->result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
+    if (dump->undo == KC_TIMEOUT)
+        return kc_fail(&dump->result, KC_TIMEOUT, "The save took too long; the kernel runs on.");
+    return false;
+}
+
+/* Of more interest than why it failed is that the kernel is not well now. */
+static void prefer_problem(struct dump *dump)
+{
+    if (dump->result.reason != KC_OK && dump->cuda.problem.reason != KC_OK)
+        dump->result = dump->cuda.problem;
+}
+
+static void judge(struct dump *dump, bool criu_done, const char *words)
+{
+    given_up(dump); /* what failed first is what is told */
+    if (dump->undo == KC_NO_SPACE || (!criu_done && criu_out_of_space(dump->images, log_name)))
         kc_fail(&dump->result, KC_NO_SPACE, "There is no space left for the images.");
     else if (!criu_done && sys_pidfd_signal(dump->pidfd, 0) != 0)
         kc_fail(&dump->result, KC_NO_PROCESS, "The kernel ended while it was being saved.");
     else if (!criu_done)
         kc_fail(&dump->result, KC_CRIU_FAILED, "The kernel could not be saved. %s", words);
-    /* Of more interest is then that the kernel is not well. */
-    if (dump->result.reason != KC_OK && dump->cuda.problem.reason != KC_OK)
-        dump->result = dump->cuda.problem;
+    prefer_problem(dump);
 }
 
 static bool wait_for_gpu(void *data, int fd, int most)
@@ -280,18 +289,19 @@ static bool freeze_gpu(struct dump *dump)
     if (dump->args->leave == LEAVE_STOPPED)
         return kc_fail(&dump->result, KC_USAGE, "A kernel that uses a GPU cannot be left stopped.");
     if (!cuda_freeze(&dump->cuda, &dump->result)) {
-        if (dump->undo == KC_TIMEOUT && dump->result.reason == KC_CANCELLED) {
+        if (dump->result.reason == KC_CANCELLED)
             dump->result = (struct kc_result){.reason = KC_OK};
-            kc_fail(&dump->result, KC_TIMEOUT, "%s", too_long);
-        }
-        return false;
+        return given_up(dump);
     }
     /* Meanwhile the tree may have become another one. */
-    if (!cuda_write_tasks(&dump->cuda, dump->images))
+    if (dump->undo != KC_OK)
+        given_up(dump);
+    else if (!cuda_write_tasks(&dump->cuda, dump->images))
         kc_fail_errno(&dump->result, KC_NO_SPACE, errno, "The list of GPU tasks cannot be written");
     else if (dump->cuda.shared == NULL || examine(dump))
         return true;
     cuda_thaw(&dump->cuda);
+    prefer_problem(dump);
     return false;
 }
 
@@ -310,6 +320,7 @@ static bool capture(struct dump *dump)
     repair_note(&dump->before);
     if (!start_criu(dump)) {
         cuda_thaw(&dump->cuda);
+        prefer_problem(dump);
         return false;
     }
     int status = wait_for_criu(dump);

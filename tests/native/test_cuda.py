@@ -210,6 +210,22 @@ def test_a_save_that_is_given_up_unlocks_the_gpu(
     intact(one, sums)
 
 
+def test_a_save_that_is_cancelled_while_memory_is_copied_goes_no_further(
+    node: Nodes, program: Kernels
+) -> None:
+    here = node()
+    one = program(here)
+    sums = held(one)
+    here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
+    capture = one.dump()
+    while capture.expect("gpu")["step"] != "checkpoint":
+        pass
+    capture.send("cancel")
+    assert capture.finish()["reason"] == "cancelled"
+    assert not any(event["event"] == "dumping" for event in capture.events)
+    intact(one, sums)
+
+
 def test_a_dump_that_criu_fails_gives_the_gpu_back(
     node: Nodes, program: Kernels, tmp_path: Path
 ) -> None:
