@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import re
+import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import requests
+from playwright.sync_api import expect
 from prometheus_client.parser import text_string_to_metric_families
 
 from jupyter_gpu_ckpt.store import StateStore
+from tests.conftest import EVIDENCE
+from tests.harness.browser import chromium
 from tests.harness.client import wait_for
+from tests.harness.contrast import contrasts
 from tests.harness.hub import PASSWORD, Hub
 from tests.harness.node import REPOSITORY
 from tests.harness.server import Home, free_port, shared_folder
@@ -287,3 +294,51 @@ def test_prometheus_reads_what_the_dashboard_shows(world: World) -> None:
     asked = {name for query in queries for name in re.findall(r"gpu_ckpt_\w+", query)}
     assert asked and asked <= found
     assert found - asked <= {"gpu_ckpt_hub_actions_created"}, "what the dashboard does not show"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_read_and_used_without_scripts_and_by_keyboard(
+    world: World, scheme: Literal["light", "dark"]
+) -> None:
+    samples = [(at, (200 + at % 60) * MIB, 700 * MIB, 4) for at in range(0, 720, 6)]
+    with contextlib.closing(sqlite3.connect(world.folder / "usage.sqlite", timeout=10)) as usage:
+        usage.executemany(
+            "insert or replace into usage values (?, ?, ?, ?, ?, ?)",
+            [
+                (user, int(time.time() // 3600) - ago, time.time() - ago * 3600, used, size, states)
+                for ago, used, size, states in samples if ago
+                for user in ("", "alice")
+            ],
+        )  # fmt: skip
+        usage.commit()
+    with chromium() as running:
+        context = running.new_context(color_scheme=scheme)
+        page = context.new_page()
+        page.route("**/*.js", lambda route: route.abort())
+        page.goto(f"{world.hub.url}/hub/login?next=/services/gpu-ckpt/")
+        page.locator("#username_input").fill("manager")
+        page.locator("#password_input").fill(PASSWORD)
+        page.locator("#login_submit").click()
+        users = page.get_by_role("table", name="Users and what their saved states take")
+        expect(users).to_be_visible(timeout=30_000)
+        expect(page.get_by_role("img", name="Bytes in the store, last 30 days")).to_be_visible()
+        dull = {text: ratio for text, ratio in contrasts(page, "body").items() if ratio < 4.5}
+        assert not dull
+        page.screenshot(path=EVIDENCE / f"hub-page-users-{scheme}.png", full_page=True)
+        page.keyboard.press("Tab")
+        expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="alice").first.press("Enter")
+        states = page.get_by_role("table", name="Saved states, newest first")
+        expect(states).to_be_visible()
+        assert not {text for text, ratio in contrasts(page, "body").items() if ratio < 4.5}
+        pin = states.get_by_role("button", name=re.compile("^(Pin|Unpin) work.ipynb")).first
+        word = (pin.text_content() or "").strip()
+        pin.press("Enter")
+        expect(page.get_by_role("status")).to_contain_text("pinned")
+        after = {"Pin": "Unpin", "Unpin": "Pin"}[word]
+        name = re.compile(f"^{after} work.ipynb")
+        expect(states.get_by_role("button", name=name).first).to_be_visible()
+        page.screenshot(path=EVIDENCE / f"hub-page-user-{scheme}.png", full_page=True)
+        context.close()
