@@ -234,7 +234,8 @@ class RestoredFrom(msgspec.Struct, frozen=True):
     Cells were counted up to ``execution_count`` when it was saved, the one that ran then included
     (``in_flight_msg_id``), and up to ``last_execution_count`` when the kernel ended that it
     replaced, which is not always known. ``other_counts`` are cells of the notebook, by id, that had
-    higher counts at the save, and so from an earlier kernel.
+    higher counts at the save, and so from an earlier kernel. ``warnings`` are what its user is to
+    know, as that connections are closed.
     """
 
     state_id: str
@@ -245,6 +246,7 @@ class RestoredFrom(msgspec.Struct, frozen=True):
     in_flight_msg_id: str | None
     last_execution_count: int | None = None
     other_counts: dict[str, int] = {}
+    warnings: list[str] = []
 
 
 class Kernel(msgspec.Struct, frozen=True):

@@ -352,6 +352,7 @@ class Restore:
             in_flight_msg_id=meta.in_flight_msg_id,
             last_execution_count=last_count,
             other_counts=meta.other_counts,
+            warnings=self._warnings,  # the list itself: some are found later
         )
 
     def _activity(self) -> Activity:

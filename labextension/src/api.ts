@@ -183,6 +183,8 @@ export interface IRestoredFrom {
   last_execution_count: number | null;
   /** Cells, by id, that had higher counts at the save: an earlier kernel's. */
   other_counts: Record<string, number>;
+  /** What the user is to be told with it, as that connections are closed. */
+  warnings: string[];
 }
 
 /** A running kernel, and whether it can be saved (if not, `error` says why). */

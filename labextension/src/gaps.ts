@@ -11,6 +11,7 @@ import { undoneCells } from './gap';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import type { KernelPages } from './pages';
+import { Remembered } from './remembered';
 
 /** The class of a cell that the kernel knows nothing of. */
 const UNDONE_CLASS = 'jp-gpu-ckpt-undone';
@@ -18,9 +19,8 @@ const UNDONE_CLASS = 'jp-gpu-ckpt-undone';
 /** How long a kernel has to say what it has executed, in milliseconds. */
 const HISTORY_TIMEOUT = 2000;
 
-/** Where it is remembered which gaps were dismissed, and how many of them. */
-const DISMISSED = 'jupyter-gpu-ckpt:dismissed-gaps';
-const REMEMBERED = 50;
+/** Which gaps were dismissed, by kernel and restore. */
+const DISMISSED = new Remembered('jupyter-gpu-ckpt:dismissed-gaps');
 
 /** A code cell of an open notebook. */
 interface IOpenCell extends IRanCell {
@@ -80,8 +80,8 @@ export class Gaps {
       this._seen.set(panel, { kernelId, restored: from.restored });
       if (before && from.cause === 'wake') {
         // What hibernated and woke is the same kernel, with the same gap.
-        if (isDismissed(kernelId, before.restored)) {
-          rememberDismissed(kernelId, from.restored);
+        if (DISMISSED.has(`${kernelId} ${before.restored}`)) {
+          DISMISSED.add(`${kernelId} ${from.restored}`);
         }
         if (this._gaps.has(panel)) {
           continue;
@@ -104,7 +104,7 @@ export class Gaps {
     const kernel = panel.sessionContext.session?.kernel;
     if (
       !kernel ||
-      isDismissed(kernelId, from.restored) ||
+      DISMISSED.has(`${kernelId} ${from.restored}`) ||
       undoneCells(codeCells(panel), from, null).length === 0
     ) {
       return;
@@ -148,7 +148,7 @@ export class Gaps {
       runAgain: found => void this._runAgain(panel, found),
       dismiss: () => {
         const restored = this._seen.get(panel)?.restored ?? from.restored;
-        rememberDismissed(kernelId, restored);
+        DISMISSED.add(`${kernelId} ${restored}`);
         this._clear(panel);
       }
     });
@@ -389,29 +389,4 @@ async function askHistory(
 
 function timeOut(delay: number): Promise<undefined> {
   return new Promise(resolve => window.setTimeout(resolve, delay, undefined));
-}
-
-function dismissed(): string[] {
-  try {
-    const found = JSON.parse(window.localStorage.getItem(DISMISSED) ?? '[]');
-    return Array.isArray(found) ? found : [];
-  } catch {
-    return [];
-  }
-}
-
-function isDismissed(kernelId: string, restored: string): boolean {
-  return dismissed().includes(`${kernelId} ${restored}`);
-}
-
-function rememberDismissed(kernelId: string, restored: string): void {
-  const all = [...dismissed(), `${kernelId} ${restored}`];
-  try {
-    window.localStorage.setItem(
-      DISMISSED,
-      JSON.stringify(all.slice(-REMEMBERED))
-    );
-  } catch {
-    // Storage may be full or forbidden: it is asked about again then.
-  }
 }

@@ -1,12 +1,17 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IOperation, IVerification, KernelStateAPI } from './api';
+import type {
+  IOperation,
+  IRestoredFrom,
+  IVerification,
+  KernelStateAPI
+} from './api';
 import { foundText, lostTexts } from './dialogs/check';
 import { showDetails } from './dialogs/details';
 import { explain } from './face';
 import type { OperationFollower } from './follower';
-import { formatPercent, formatSeconds, formatSize } from './format';
+import { formatAge, formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
 import { LONGEST_MESSAGE, dismiss, isDrawn, show } from './toasts';
 
@@ -81,7 +86,13 @@ export class Notices {
         Notification.update({ id, message, progress });
       }
     });
+    if (operation.kind === 'restore') {
+      this._asked.set(operation.kernel_id, operation);
+    }
     const final = await follower.done;
+    if (final.kind === 'restore') {
+      this._asked.set(final.kernel_id, final);
+    }
     this._ended(final, id);
     return final;
   }
@@ -153,7 +164,7 @@ export class Notices {
     const message = age
       ? trans.__('The kernel died and was restored to its state saved %1.', age)
       : trans.__('The kernel died and was restored to its saved state.');
-    const actions = [
+    this._tellRestored(kernelId, message, [
       ...(details ? [this._worthKnowing(message, details.split('\n'))] : []),
       {
         label: trans.__('Start Fresh Instead'),
@@ -162,7 +173,47 @@ export class Notices {
         ),
         callback: startFresh
       }
-    ];
+    ]);
+  }
+
+  /**
+   * Tell what is to be known of a kernel that came back without this page having
+   * asked for it, as that connections are closed.
+   */
+  cameBack(kernelId: string, from: IRestoredFrom): void {
+    const trans = this._trans;
+    const message =
+      from.cause === 'wake'
+        ? trans.__('The kernel woke up.')
+        : trans.__(
+            'The kernel was restored to its state saved %1.',
+            formatAge(from.created, trans)
+          );
+    const whole = [message, ...from.warnings].join(' ');
+    const isShort = whole.length <= LONGEST_MESSAGE;
+    this._tellRestored(
+      kernelId,
+      isShort ? whole : message,
+      isShort ? [] : [this._worthKnowing(message, from.warnings)]
+    );
+  }
+
+  /** Whether this page asked for a restore, and so told what came of it. */
+  hasTold(kernelId: string, from: IRestoredFrom): boolean {
+    const asked = this._asked.get(kernelId);
+    const at = new Date(from.restored).getTime();
+    return (
+      !!asked &&
+      new Date(asked.started).getTime() <= at &&
+      (!asked.finished || at <= new Date(asked.finished).getTime())
+    );
+  }
+
+  private _tellRestored(
+    kernelId: string,
+    message: string,
+    actions: Notification.IAction[]
+  ): void {
     const said = { at: Date.now(), message, type: 'warning' as const, actions };
     const before = this._restores.get(kernelId);
     if (before?.gap && isShown(before)) {
@@ -377,6 +428,8 @@ export class Notices {
     };
   }
 
+  /** The last restore of each kernel that this page asked for. */
+  private _asked = new Map<string, IOperation>();
   private _restores = new Map<string, IRestoreNotice>();
 }
 

@@ -9,9 +9,13 @@ import type { Notices } from './notices';
 import type { KernelPages } from './pages';
 import { refreshStatus } from './pages';
 import { PendingRequests, cellsOf } from './pending';
+import { Remembered } from './remembered';
 
 /** How long a page may take to get a kernel that was restored for it, in milliseconds. */
 const ATTACHING = 60_000;
+
+/** Which restores were told of, by kernel and restore. */
+const TOLD = new Remembered('jupyter-gpu-ckpt:told-restores');
 
 /**
  * Keeps the open pages true when a kernel was restored under them: by the
@@ -31,6 +35,24 @@ export class RestoredKernels {
         this._onFailed(event);
       }
     });
+    model.changed.connect((_, kernelId) => this._onChanged(kernelId));
+  }
+
+  /** Tell once what is to be known of a kernel that came back unasked. */
+  private _onChanged(kernelId: string): void {
+    const { model, notices } = this._options;
+    const from = model.entry(kernelId).kernel?.restored_from;
+    const isUnasked = from?.cause === 'wake' || from?.cause === 'lost';
+    if (!from || !isUnasked || from.warnings.length === 0) {
+      return;
+    }
+    const name = `${kernelId} ${from.restored}`;
+    if (this._concerns(kernelId) && !TOLD.has(name)) {
+      TOLD.add(name);
+      if (!notices.hasTold(kernelId, from)) {
+        notices.cameBack(kernelId, from);
+      }
+    }
   }
 
   private async _onRestored(event: IKernelEvent): Promise<void> {

@@ -132,6 +132,8 @@ def test_what_will_not_come_back(
 
     # Who restores it is told what is gone now; the rest is there again.
     assert api.done(f"/states/{state}/restore")["warnings"] == [f"Did not come back: {gone}."]
+    restored = api.get(f"/kernels/{kernel.id}")["restored_from"]
+    assert restored["warnings"] == [f"Did not come back: {gone}."]
     kernel.run("log.write('went on'); log.flush(); messages.fileno()")
     assert log.read_text() == "went on"
     assert "OSError" in kernel.run("try: database.recv(1)\nexcept OSError: print('OSError')")

@@ -10,7 +10,8 @@ const FROM: IRestoredFrom = {
   execution_count: 3,
   in_flight_msg_id: null,
   last_execution_count: null,
-  other_counts: {}
+  other_counts: {},
+  warnings: []
 };
 
 function cell(

@@ -132,6 +132,57 @@ describe('Notices of a gap', () => {
     }
   );
 
+  const CAME_BACK = {
+    state_id: 'S1',
+    created: new Date().toISOString(),
+    restored: '2026-12-02T16:00:01Z',
+    cause: 'wake' as const,
+    execution_count: 1,
+    in_flight_msg_id: null,
+    last_execution_count: null,
+    other_counts: {},
+    warnings: ['Did not come back: connection to 10.0.0.5:5432 (postgresql).']
+  };
+
+  it('are one with what did not come back', () => {
+    notices.cameBack('K1', CAME_BACK);
+    expect(shown()).toEqual([
+      `warning | The kernel woke up. ${CAME_BACK.warnings[0]}`
+    ]);
+    notices.gap('K1', '2 cells.', actions, true);
+    expect(shown()).toHaveLength(1);
+    const warnings = [
+      ...CAME_BACK.warnings,
+      'Output may be missing. '.repeat(9)
+    ];
+    notices.cameBack('K2', { ...CAME_BACK, cause: 'lost', warnings });
+    expect(shown()[0]).toBe(
+      'warning | The kernel was restored to its state saved just now. | Details'
+    );
+  });
+
+  it('know which restores this page asked for', async () => {
+    const times = { started: '2026-12-02T16:00:00Z', finished: null };
+    const has = (restored: string) =>
+      notices.hasTold('K1', { ...CAME_BACK, restored });
+    expect(has('2026-12-02T16:00:01Z')).toBe(false);
+    let end: (operation: IOperation) => void = () => undefined;
+    const operation = anOperation({ kind: 'restore', ...times });
+    const followed = notices.follow({
+      operation,
+      changed: { connect: () => true },
+      done: new Promise<IOperation>(resolve => (end = resolve))
+    } as unknown as OperationFollower);
+    // It is restored before the operation has ended.
+    expect(has('2026-12-02T16:00:01Z')).toBe(true);
+    expect(has('2026-12-02T15:00:01Z')).toBe(false);
+    const finished = '2026-12-02T16:00:02Z';
+    end({ ...operation, status: 'cancelled', finished });
+    await followed;
+    expect(has('2026-12-02T16:00:01Z')).toBe(true);
+    expect(has('2026-12-02T16:00:03Z')).toBe(false);
+  });
+
   it('go with the last mark, however soon after the one before', () => {
     notices.gap('K1', '2 cells.', actions, true);
     draw();

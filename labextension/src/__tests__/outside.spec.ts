@@ -1,7 +1,12 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
 import type { IOutside, IOutsideConnection } from '../api';
-import { closedLine, closedTexts, neededTexts } from '../dialogs/outside';
+import {
+  closedLine,
+  closedTexts,
+  hasOutside,
+  neededTexts
+} from '../dialogs/outside';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -76,6 +81,13 @@ describe('what is not in a state', () => {
       'file /home/u/b.bin (written)',
       'file /data/c.npy (mapped)'
     ]);
+  });
+
+  it('is there, or not', () => {
+    expect(hasOutside(null)).toBe(false);
+    expect(hasOutside(outside({}))).toBe(false);
+    expect(hasOutside(outside({ devices: ['/dev/kmsg'] }))).toBe(true);
+    expect(hasOutside(outside({ left_out: 1 }))).toBe(true);
   });
 
   it('may not be known', () => {

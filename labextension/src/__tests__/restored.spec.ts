@@ -3,10 +3,11 @@ import type { ServerConnection } from '@jupyterlab/services';
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
+import type { IRestoredFrom } from '../api';
 import type { Notices } from '../notices';
 import type { IKernelPage, KernelPages } from '../pages';
 import { RestoredKernels } from '../restored';
-import { KERNEL, Server } from './fixtures';
+import { KERNEL, Server, aKernel } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -26,6 +27,7 @@ function cell(msg_id: string): CodeCell {
 
 describe('RestoredKernels', () => {
   const server = new Server();
+  const notices = { cameBack: jest.fn(), hasTold: jest.fn(() => false) };
   const model = server.model();
   const cells = ['m1', 'm2', 'm3'].map(cell);
   const kernelChanged = new Signal<object, void>({});
@@ -42,7 +44,7 @@ describe('RestoredKernels', () => {
   new RestoredKernels({
     everywhere: true,
     model,
-    notices: {} as Notices,
+    notices: notices as unknown as Notices,
     pages: {
       ofKernel: (id: string) => of(id === session.kernel.id),
       ofPath: (path: string) => of(path === 'a.ipynb')
@@ -81,6 +83,38 @@ describe('RestoredKernels', () => {
     expect(page.run.mock.calls).toEqual([[[cells[2], cells[1]]]]);
     getKernel('K1');
     expect(page.run).toHaveBeenCalledTimes(1);
+  });
+
+  it('tells once what did not come back, also when the page is loaded anew', async () => {
+    const restored_from = {
+      state_id: 'S1',
+      created: '2026-12-02T15:00:00Z',
+      restored: '2026-12-02T16:00:00Z',
+      cause: 'wake' as const,
+      execution_count: 1,
+      in_flight_msg_id: null,
+      last_execution_count: null,
+      other_counts: {},
+      warnings: ['Did not come back: connection to 10.0.0.5:5432.']
+    };
+    const told = async (change: Partial<IRestoredFrom>) => {
+      notices.cameBack.mockClear();
+      server.kernel.mockResolvedValue(
+        aKernel({ restored_from: { ...restored_from, ...change } })
+      );
+      await model.refresh('K1');
+      return notices.cameBack.mock.calls.length;
+    };
+    expect(await told({})).toBe(1);
+    expect(await told({})).toBe(0);
+    // A death has its own notice, and what the user asked for is told with that.
+    expect(await told({ restored: '1', cause: 'death' })).toBe(0);
+    expect(await told({ restored: '2', cause: 'user' })).toBe(0);
+    expect(await told({ restored: '3', warnings: [] })).toBe(0);
+    notices.hasTold.mockReturnValueOnce(true);
+    expect(await told({ restored: '4', cause: 'lost' })).toBe(0);
+    expect(await told({ restored: '4', cause: 'lost' })).toBe(0);
+    expect(await told({ restored: '5', cause: 'lost' })).toBe(1);
   });
 
   it('leaves to the server what was kept for the kernel itself', () => {

@@ -7,6 +7,8 @@ import type { ILostKernel } from '../api';
 import { formatAge, formatName, formatSize } from '../format';
 import { CheckedBody } from './checked';
 import { namedDialog } from './named';
+import type { IOutsideProps } from './outside';
+import { StateOutside, closedLine, hasOutside } from './outside';
 import { reasonText } from './states';
 
 export interface ILostChoice {
@@ -105,11 +107,23 @@ class LostBody extends CheckedBody {
             </span>
           )}
         </label>
+        <ItemOutside outside={state.outside} trans={trans} />
       </li>
     );
   }
 
   private _checked: Set<string>;
+}
+
+/** What of a lost kernel will not come back with it. */
+function ItemOutside(props: IOutsideProps): JSX.Element | null {
+  const closed = closedLine(props.outside, props.trans);
+  return hasOutside(props.outside) ? (
+    <div className="jp-gpu-ckpt-item-outside">
+      {closed && <p className="jp-gpu-ckpt-closed">{closed}</p>}
+      <StateOutside {...props} />
+    </div>
+  ) : null;
 }
 
 /**

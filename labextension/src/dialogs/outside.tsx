@@ -6,6 +6,13 @@ import type { IOutside, IOutsideConnection, IOutsideFile } from '../api';
 /** So many connections are named where the state is described. */
 const NAMED = 3;
 
+const NOTHING: IOutside = {
+  connections: [],
+  devices: [],
+  files: [],
+  left_out: 0
+};
+
 function connectionText(
   connection: IOutsideConnection,
   trans: TranslationBundle
@@ -67,6 +74,12 @@ export function neededTexts(
   ];
 }
 
+/** Whether a kernel had anything that is not in its state. */
+export function hasOutside(outside: IOutside | null): boolean {
+  const { connections, devices, files, left_out } = outside ?? NOTHING;
+  return connections.length + devices.length + files.length + left_out > 0;
+}
+
 /** The connections that will not come back, in a line; `null` for none. */
 export function closedLine(
   outside: IOutside | null,
@@ -88,7 +101,7 @@ export function closedLine(
     : trans.__('Will not come back: %1', named);
 }
 
-interface IOutsideProps {
+export interface IOutsideProps {
   outside: IOutside | null;
   trans: TranslationBundle;
 }
@@ -100,7 +113,7 @@ export function StateOutside(props: IOutsideProps): JSX.Element | null {
   const needed = neededTexts(outside, trans);
   const more = outside?.left_out ?? 0;
   const count = closed.length + needed.length + more;
-  if (count === 0) {
+  if (!hasOutside(outside)) {
     return null;
   }
   return (
