@@ -9,21 +9,28 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.harness.client import wait_for
+
 #: What an administrator grants on the one binary (docs: "rights that capture needs").
 CAPABILITIES = "cap_checkpoint_restore,cap_net_admin,cap_setpcap=p"
+
+
+def _exists(name: str) -> bool:
+    return any(entry.pw_name == name for entry in pwd.getpwall())
 
 
 class User:
     """An account; made when it does not exist yet."""
 
     def __init__(self, name: str = "jupyter-tester") -> None:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            subprocess.run(
-                ["useradd", "--no-create-home", "--shell", "/bin/bash", name], check=True
-            )
-            entry = pwd.getpwnam(name)
+        if not _exists(name):
+            made = subprocess.run(
+                ["useradd", "--no-create-home", "--shell", "/bin/bash", name],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            # A test beside this one may be about to make it, and then this could not.
+            wait_for(f"user {name} is there {made.stderr}", lambda: _exists(name), 10)
+        entry = pwd.getpwnam(name)
         self.name = name
         self.uid = entry.pw_uid
         self.gid = entry.pw_gid

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.client import wait_for
 from tests.harness.node import Node
 from tests.harness.server import Home, JupyterServer, shared_folder
 from tests.nodes.workloads import ECHO_PORT, WORKLOADS, Workload
@@ -139,4 +140,6 @@ def test_the_store_is_private(left: Store) -> None:
 
 def test_nothing_of_the_nodes_is_left_outside_of_them() -> None:
     assert not Path("/tmp/notes.txt").exists()
-    assert not list(Path("/dev/shm").glob("link_remap*"))
+    # CRIU itself makes some for a moment, in saves that other tests make outside of nodes.
+    names = Path("/dev/shm")
+    wait_for("nothing is left", lambda: not list(names.glob("link_remap*")), 30)
