@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from traitlets import TraitError
 from traitlets.config import Config
 
-from ..limits import VARIABLE
+from ..autosave import AutoSave
+from ..limits import VARIABLE, Limited
+from ..settings import GpuCkpt
 from . import keys, spawners
 from .names import groups_of
 from .settings import GpuCkptHub
@@ -38,6 +41,7 @@ def configure(c: Config) -> GpuCkptHub:
     """
     hub = GpuCkptHub(config=c)
     hub.check()
+    _check_further(hub)
     if (master := hub.master_key()) is not None:
         keys.user_key(master, "")  # that there is no key is to be seen now
     _add_environment(c, environment(hub))
@@ -48,6 +52,22 @@ def configure(c: Config) -> GpuCkptHub:
 
         add_hint(c, hub)
     return hub
+
+
+def _check_further(hub: GpuCkptHub) -> None:
+    """Refuse what no server has: there it would be passed over in silence."""
+    known: dict[str, type[Limited] | None] = {
+        "GpuCkpt": GpuCkpt,
+        "AutoSave": AutoSave,
+        "GpuCkptProvisioner": None,  # loads what a hub has no use for
+    }
+    for section, values in hub.server_config.items():
+        if section not in known:
+            raise TraitError(f"GpuCkptHub.server_config: {section} is none of {', '.join(known)}.")
+        kind = known[section]
+        for name in values:
+            if kind is not None and name not in kind.class_traits(config=True):
+                raise TraitError(f"GpuCkptHub.server_config: there is no {section}.{name}.")
 
 
 def environment(hub: GpuCkptHub) -> dict[str, Callable[[Any], str]]:

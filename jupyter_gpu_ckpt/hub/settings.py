@@ -246,7 +246,8 @@ class GpuCkptHub(LoggingConfigurable):
     server_config = Dict(
         value_trait=Dict(),
         config=True,
-        help="Further settings that are fixed in every server, by section and trait: "
+        help="Further settings that are fixed in every server, by section (GpuCkpt, AutoSave, "
+        "GpuCkptProvisioner) and trait: "
         '{"GpuCkpt": {"local_tier_dir": "/scratch/states"}}.',
     )
 

@@ -157,6 +157,8 @@ def test_each_user_gets_a_key_of_her_own_and_it_is_in_no_setting(
         ({"allow_all": True, "allowed_users": ["anna"]}, "set one of them"),
         ({"key_file": "/k", "key_env": "K"}, "Only one of"),
         ({"store_url": "s3://b/{user}"}, "{user} stands for nothing"),
+        ({"server_config": {"SlurmNotice": {"lead": 60}}}, "SlurmNotice is none of"),
+        ({"server_config": {"GpuCkpt": {"spooldir": "/s"}}}, "there is no GpuCkpt.spooldir"),
         ({"users_may_change": ["quota"]}, "cannot be changed: quota"),
     ],
 )

@@ -1,0 +1,90 @@
+"""The administrator's page is true, and its files work: values, images, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from traitlets.config import Config
+
+from jupyter_gpu_ckpt.hub import GpuCkptHub
+from jupyter_gpu_ckpt.hub.settings import CAPABILITIES
+from jupyter_gpu_ckpt.limits import VARIABLE
+from tests.harness.node import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "jupyterhub.md"
+FILES = REPOSITORY / "docs" / "jupyterhub"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = PAGE.read_text().split("## Settings: `c.GpuCkptHub`\n")[1].split("\n## ")[0]
+    cells = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    said = {row[1].strip().strip("`"): row[2].strip() for row in cells}
+    traits = GpuCkptHub.class_own_traits(config=True)
+    assert set(said) == set(traits)
+    for name, trait in traits.items():
+        default: Any = trait.default()
+        if default is None or isinstance(default, str):
+            assert said[name] == f"`{default}`", name
+        elif isinstance(default, float):
+            assert said[name] == f"{default:g}", name
+        elif not default:
+            assert said[name] == "none", name
+
+
+def test_the_values_of_zero_to_jupyterhub_configure_its_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = yaml.safe_load((FILES / "values.yaml").read_text())
+    hub = values["hub"]
+    c = Config()  # as the chart's jupyterhub_config.py makes it
+    c.JupyterHub.spawner_class = "kubespawner.KubeSpawner"
+    c.KubeSpawner.environment = dict(values["singleuser"]["extraEnv"])
+    for section, traits in hub["config"].items():
+        c[section].update(traits)
+    (mount,) = hub["extraVolumeMounts"]
+    (volume,) = hub["extraVolumes"]
+    assert mount["name"] == volume["name"]
+    # In the volume there is the key, which the hub's group may read and nobody else.
+    assert Path(c.GpuCkptHub.master_key_file).parent == Path(mount["mountPath"])
+    assert volume["secret"]["defaultMode"] == 0o440
+    key = tmp_path / "key"
+    key.write_text("5" * 64)
+    key.chmod(0o600)
+    c.GpuCkptHub.master_key_file = str(key)
+    assert list(hub["extraConfig"]) == ["zz-gpu-ckpt"]
+    exec(hub["extraConfig"]["zz-gpu-ckpt"], {"c": c})
+    assert c.KubeSpawner.delete_grace_period > 60
+    assert {VARIABLE, "AWS_ENDPOINT_URL"} <= set(c.KubeSpawner.environment)
+    anna = SimpleNamespace(user=SimpleNamespace(name="anna", groups=[]), name="")
+    context = asyncio.run(c.KubeSpawner.container_security_context(anna))
+    assert context["capabilities"]["add"] == [*CAPABILITIES["minimal"]]
+
+
+def test_the_image_has_all_that_a_server_needs() -> None:
+    text = (FILES / "Dockerfile").read_text().replace("\\\n", " ")
+    steps = [re.sub(r"\s+", " ", line) for line in text.splitlines() if line and line[0] != "#"]
+    assert steps[0].startswith("FROM ")
+    runs = [step for step in steps if step.startswith("RUN ")]
+    order = [
+        next(number for number, step in enumerate(runs) if what in step)
+        for what in ("pip install", "jupyter-gpu-ckpt-get-criu", "setcap")
+    ]
+    assert order == sorted(order)
+    granted = re.search(r"setcap (\S+)=p ", runs[order[-1]])
+    assert granted is not None
+    assert granted[1] == ",".join(f"cap_{name.lower()}" for name in CAPABILITIES["minimal"])
+    # As root, and then not any more.
+    assert [step for step in steps if step.startswith("USER")] == ["USER root", "USER ${NB_UID}"]
+    hub = (FILES / "Dockerfile.hub").read_text()
+    assert "jupyter-gpu-ckpt[hub,s3]" in hub
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)", PAGE.read_text()):
+        assert (PAGE.parent / target).exists(), target
