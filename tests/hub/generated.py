@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -44,7 +45,6 @@ class User:
         assert owner is not None
         self.owner: OwnerStore = owner
         self._ring = ring
-        self._number = 0
 
     def kernel(
         self, kernel_id: str, path: str, *, status: str = "ended", hostname: str = "node-a"
@@ -76,8 +76,7 @@ class User:
         shares: Iterable[str] = (),
     ) -> str:
         """Write a state's manifest, with a pack that is a hole; `shares`: states it needs too."""
-        self._number += 1
-        state_id = f"{when:%Y%m%dT%H%M%SZ}-{self._number:08x}"
+        state_id = f"{when:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         own = pack_id(state_id, 0)
         key = self._ring.current() if self._ring is not None else None
         body = Body(

@@ -1,0 +1,218 @@
+"""What the administrator's page knows: many users, failing and hanging stores, sealed states."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from traitlets.config import Config
+
+from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.hub import GpuCkptHub, add_admin_page, service_census
+from jupyter_gpu_ckpt.hub.keys import user_key
+from jupyter_gpu_ckpt.hub.service_census import Census
+from jupyter_gpu_ckpt.hub.service_history import ALL, History, Sample
+from jupyter_gpu_ckpt.hub.service_plot import usage_plot
+from jupyter_gpu_ckpt.hub.service_reading import Person, UserStores
+from jupyter_gpu_ckpt.hub.service_records import UserReport
+from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+from tests.hub.generated import MIB, User, ago, crowd
+
+DAY = 86400.0
+
+
+def census_of(
+    hub: GpuCkptHub,
+    folder: Path,
+    names: list[str],
+    people: Callable[[], Any] | None = None,
+) -> Census:
+    async def ask() -> list[Person]:
+        return [Person(name) for name in names]
+
+    return Census(
+        hub, people or ask, folder, interval=60, on_round=lambda: None, log=logging.getLogger()
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "states"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def test_many_users_are_known_from_records_alone(root: Path, tmp_path: Path) -> None:
+    names = crowd(root, users=200, kernels=5, states=1)
+    census = census_of(GpuCkptHub(store_url=str(root), quota=1 << 30), tmp_path, names)
+    asyncio.run(census.round())
+    reports = census.known()
+    assert [report.user for report in reports] == names
+    assert not [report.problem for report in reports if report.problem]
+    assert sum(len(report.states) for report in reports) == 1000
+    assert sum(len(report.lost) for report in reports) == 100
+    assert sum(len(report.failures) for report in reports) == 100
+    assert {report.used for report in reports} == {50 * MIB}
+
+
+def test_a_store_that_hangs_is_one_row_and_no_thread_is_sent_after_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alice", "bob"):
+        User(root, name).state("kernel-a", "a.ipynb", ago(hours=1))
+    over, calls, read = threading.Event(), [], UserStores.read
+
+    def slow(stores: UserStores) -> UserReport:
+        if stores.person.name == "bob" and calls:
+            calls.append("bob")
+            over.wait(30)
+        return read(stores)
+
+    monkeypatch.setattr(UserStores, "read", slow)
+    monkeypatch.setattr(service_census, "_DEADLINE", 0.5)
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, ["alice", "bob"])
+
+    async def rounds() -> None:
+        await census.round()
+        calls.append("from here on")
+        for _ in range(3):
+            await census.round()
+
+    asyncio.run(rounds())
+    alice, bob = census.known()
+    assert alice.problem is None and len(alice.states) == 1
+    assert "not answered for" in (bob.problem or "")
+    assert len(bob.states) == 1, "what was known of him"
+    assert calls == ["from here on", "bob"]
+    over.set()
+
+
+def test_a_hub_that_does_not_answer_leaves_what_is_known(root: Path, tmp_path: Path) -> None:
+    User(root, "alice").state("kernel-a", "a.ipynb", ago(hours=1))
+    answers: list[list[Person] | Exception] = [[Person("alice")], OSError("connection refused")]
+
+    async def ask() -> list[Person]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, [], ask)
+
+    async def rounds() -> None:
+        await census.round()
+        await census.round()
+
+    asyncio.run(rounds())
+    assert "connection refused" in (census.problem or "")
+    assert [len(report.states) for report in census.known()] == [1]
+
+
+def test_a_place_that_is_not_there_is_a_problem_and_no_empty_list(tmp_path: Path) -> None:
+    for url, words in (
+        (None, "home folders"),
+        (str(tmp_path / "gone" / "{username}"), "is not there"),
+        (f"file://{tmp_path}/gone", "is not there"),
+    ):
+        with pytest.raises(CkptError, match=words):
+            UserStores(GpuCkptHub(store_url=url), Person("alice"), tmp_path).read()
+
+
+def test_sealed_states_are_counted_without_the_key_and_described_with_it(
+    root: Path, tmp_path: Path
+) -> None:
+    new_key_file(master := tmp_path / "master")
+    mine = tmp_path / "alice.key"
+    mine.write_text(user_key(master, "alice"))
+    mine.chmod(0o600)
+    user = User(root, "alice", KeyRing(KeyFile(mine)))
+    state = user.state("kernel-a", "secret.ipynb", ago(hours=3), stored=30 * MIB)
+    without = UserStores(GpuCkptHub(store_url=str(root)), Person("alice"), tmp_path)
+    report = without.read()
+    (row,) = report.states
+    assert (row.cost, row.path, report.used) == (30 * MIB, None, 30 * MIB)
+    assert "encrypted" in (row.problem or "")
+    with pytest.raises(CkptError) as refused:
+        without.pin(state, True)
+    assert refused.value.reason in ("key_missing", "wrong_key")
+
+    hub = GpuCkptHub(store_url=str(root), master_key_file=str(master))
+    known = UserStores(hub, Person("alice"), tmp_path)
+    known.pin(state, True)
+    (row,) = known.read().states
+    assert (row.path, row.encrypted, row.pinned) == ("secret.ipynb", True, True)
+    without.delete(state)
+    assert known.read().states == []
+
+
+def test_each_named_server_may_have_a_store_of_its_own(root: Path, tmp_path: Path) -> None:
+    url = f"{root}/{{username}}/{{servername}}"
+    for folder, server in (("_", ""), ("gpu", "gpu")):
+        (root / "alice" / folder).mkdir(parents=True, mode=0o700)
+        User(root / "alice" / folder, "alice").state(f"kernel-{server}", "a.ipynb", ago(days=9))
+    stores = UserStores(GpuCkptHub(store_url=url), Person("alice", (), ("gpu",)), tmp_path)
+    report = stores.read()
+    assert {state.server for state in report.states} == {"", "gpu"}
+    of_gpu = next(state.id for state in report.states if state.server == "gpu")
+    stores.delete(of_gpu)
+    assert [state.server for state in stores.read().states] == [""]
+    assert len(stores.expire(DAY, dry_run=True)) == len(stores.expire(DAY, dry_run=False)) == 1
+    assert StateStore(root / "alice" / "_", "alice").states() == []
+
+
+def test_usage_is_kept_by_the_hour_then_by_the_day(tmp_path: Path) -> None:
+    history = History(tmp_path / "usage.sqlite")
+    now = (time.time() // DAY) * DAY
+    for hour in range(0, 24 * 20, 4):
+        at = now - 20 * DAY + hour * 3600
+        for minute in (0, 30):
+            reports = [
+                UserReport(user="alice", used=hour, read="then"),
+                UserReport(user="bob", used=1, read="then"),
+                UserReport(user="carol", used=7),  # never read
+            ]
+            history.add(reports, at + minute * 60)
+    of_all, of_alice = history.of(ALL, 0.0), history.of("alice", 0.0)
+    assert len(of_alice) == len(of_all)
+    assert [sample.used for sample in of_all] == [sample.used + 1 for sample in of_alice]
+    recent = [sample for sample in of_alice if sample.at > now - 13 * DAY]
+    assert len(recent) == 13 * 6
+    old = [sample for sample in of_alice if sample.at < now - 15 * DAY]
+    assert [sample.at % DAY for sample in old] == [20.5 * 3600] * 5
+    assert history.of("carol", 0.0) == []
+    assert (tmp_path / "usage.sqlite").stat().st_mode & 0o777 == 0o600
+    history.close()
+
+
+@pytest.mark.parametrize("used", [0, 1, 999, 5 * MIB, 1023 * MIB, 3 << 40])
+def test_a_plot_is_well_formed_and_says_what_it_shows(used: int) -> None:
+    samples = [Sample(at, used * share // 3, 0, 1) for at, share in ((0.0, 1), (9e5, 3), (2e6, 2))]
+    drawing = usage_plot(samples, title="a < b", quota=used)
+    tree = ElementTree.fromstring(drawing)
+    assert tree.findtext("title") == "a < b"
+    assert "At the end" in (tree.findtext("desc") or "")
+    marks = [float(line.get("d", "").split()[1].partition("H")[0])
+             for line in tree.iter("path") if line.get("class") == "grid"]  # fmt: skip
+    assert 2 <= len(marks) <= 7 and marks == sorted(marks, reverse=True)
+
+
+def test_what_the_administrator_has_set_is_added_to() -> None:
+    c = Config()
+    c.GpuCkptHub.store_url = "s3://states"
+    c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", "shares!user"]}]
+    c.JupyterHub.services = [{"name": "other"}]
+    add_admin_page(c, name="states")
+    user, service = c.JupyterHub.load_roles
+    assert user["scopes"] == ["self", "shares!user", "access:services!service=states"]
+    assert service["services"] == ["states"]
+    assert [service["name"] for service in c.JupyterHub.services] == ["other", "states"]
+    assert '"store_url":"s3://states"' in str(c.JupyterHub.services[1]["environment"])
+    assert "s3://states" not in " ".join(c.JupyterHub.services[1]["command"])
