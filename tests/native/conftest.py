@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.native.driver import Capture, Kernel
-from tests.native.gpu_node import HOLDER, GpuNode
+from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held
 
 COUNTER = """
 import time
@@ -75,3 +75,17 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
     yield start
     for one in kernels:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GpuNode, Kernel, list[str]]]:
+    """One kernel of two processes with CUDA for all that must leave it running.
+
+    Its node, itself, and what `intact` looks for.
+    """
+    folder = tmp_path_factory.mktemp("pair")
+    here = GpuNode(folder / "node")
+    one = here.kernel(folder / "kernel", PAIR)
+    yield here, one, held(one, 2)
+    one.close()
+    here.stop()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.root
 
 Nodes = Callable[..., GpuNode]
 Kernels = Callable[..., Kernel]
+Pair = tuple[GpuNode, Kernel, list[str]]
 
 
 def saved(kernel: Kernel, *extra: str) -> Event:
@@ -86,7 +87,7 @@ def test_a_restore_maps_gpus(node: Nodes, program: Kernels) -> None:
 
 
 def test_all_processes_of_a_tree_are_saved(node: Nodes, program: Kernels) -> None:
-    here = node()
+    here = node(gpu(0, persistence=False))  # a restore starts the driver by itself
     one = program(here, PAIR)
     sums = held(one, 2)
     record = saved(one)
@@ -163,19 +164,13 @@ def test_maps_are_validated(capture: Callable[..., Capture], tmp_path: Path, opt
         ("cuCheckpointProcessCheckpoint 2 kill", "gpu_failed", "did not answer"),
     ],
 )
-def test_a_fault_undoes_the_save(
-    node: Nodes, program: Kernels, fault: str, reason: str, words: str
-) -> None:
-    here = node()
-    one = program(here, PAIR)
-    sums = held(one, 2)
+def test_a_fault_undoes_the_save(pair: Pair, fault: str, reason: str, words: str) -> None:
+    here, one, sums = pair
     here.machine.faults(fault)
     error = one.dump("--gpu-timeout", "0.5", "--timeout", "1.5").finish()
     assert (error["event"], error["reason"]) == ("error", reason), error
     assert re.search(words, error["message"])
     here.machine.faults()
-    intact(one, sums)
-    saved(one)
     intact(one, sums)
 
 
@@ -195,27 +190,20 @@ def test_long_work_on_the_gpu_is_waited_for_and_then_left_alone(
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout"])
-def test_a_save_that_is_given_up_unlocks_the_gpu(
-    node: Nodes, program: Kernels, reason: str
-) -> None:
-    here = node()
-    one = program(here)
-    sums = held(one)
+def test_a_save_that_is_given_up_unlocks_the_gpu(pair: Pair, reason: str) -> None:
+    here, one, sums = pair
     here.machine.faults("cuCheckpointProcessLock * error 600")
     capture = one.dump("--gpu-timeout", "60", "--timeout", "1" if reason == "timeout" else "60")
     capture.expect("gpu")
     if reason == "cancelled":
         capture.send("cancel")
     assert capture.finish()["reason"] == reason
+    here.machine.faults()
     intact(one, sums)
 
 
-def test_a_save_that_is_cancelled_while_memory_is_copied_goes_no_further(
-    node: Nodes, program: Kernels
-) -> None:
-    here = node()
-    one = program(here)
-    sums = held(one)
+def test_a_save_that_is_cancelled_while_memory_is_copied_goes_no_further(pair: Pair) -> None:
+    here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
     capture = one.dump()
     while capture.expect("gpu")["step"] != "checkpoint":
@@ -223,6 +211,7 @@ def test_a_save_that_is_cancelled_while_memory_is_copied_goes_no_further(
     capture.send("cancel")
     assert capture.finish()["reason"] == "cancelled"
     assert not any(event["event"] == "dumping" for event in capture.events)
+    here.machine.faults()
     intact(one, sums)
 
 
@@ -242,41 +231,35 @@ def test_a_dump_that_criu_fails_gives_the_gpu_back(
             intact(one, sums)
 
 
-def test_a_killed_save_gives_the_gpu_back(node: Nodes, program: Kernels) -> None:
-    here = node()
-    one = program(here)
-    sums = held(one)
+def test_a_killed_save_gives_the_gpu_back(pair: Pair) -> None:
+    here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
     capture = one.dump()
     while capture.expect("gpu")["step"] != "checkpoint":
         pass
     capture.process.kill()
     capture.wait()
+    here.machine.faults()
     intact(one, sums)
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        ("cuInit * error 100", "gpu_unsupported"),
-        ("cuCheckpointProcessRestore * error 2", "gpu_full"),
-        ("cuCheckpointProcessRestore * hang", "timeout"),
-        ("cuCheckpointProcessRestore * kill", "gpu_failed"),
-        ("cuCheckpointProcessUnlock * error 999", "gpu_stuck"),
-    ],
-)
-def test_a_fault_ends_the_restore_and_the_state_stays(
-    node: Nodes, program: Kernels, fault: str, reason: str
-) -> None:
+def test_faults_end_restores_and_the_state_stays(node: Nodes, program: Kernels) -> None:
     here = node()
     one = program(here)
     sums = held(one)
     saved(one)
     one.kill()
-    here.machine.faults(fault)
-    error = one.restore("--gpu-timeout", "0.3", "--timeout", "2.5").finish()
-    assert (error["event"], error["reason"]) == ("error", reason), error
-    wait_until(lambda: here.machine.used() == 0, "device memory is free")
+    for fault, reason in (
+        ("cuInit * error 100", "gpu_unsupported"),
+        ("cuCheckpointProcessRestore * error 2", "gpu_full"),
+        ("cuCheckpointProcessRestore * hang", "timeout"),
+        ("cuCheckpointProcessRestore * kill", "gpu_failed"),
+        ("cuCheckpointProcessUnlock * error 999", "gpu_stuck"),
+    ):
+        here.machine.faults(fault)
+        error = one.restore("--gpu-timeout", "0.3", "--timeout", "2.5").finish()
+        assert (error["event"], error["reason"]) == ("error", reason), error
+        wait_until(lambda: here.machine.used() == 0, f"device memory is free after {fault}")
     here.machine.faults()
     one.restore().expect("restored")
     intact(one, sums)

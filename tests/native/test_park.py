@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests.native.driver import Capture, Event, Kernel, state, wait_until
-from tests.native.gpu_node import PAIR, GpuNode, held, intact
+from tests.native.gpu_node import GpuNode, held, intact
 from tests.simgpu.simgpu import gpu
 
 pytestmark = pytest.mark.root
 
 Nodes = Callable[..., GpuNode]
 Kernels = Callable[..., Kernel]
+Pair = tuple[GpuNode, Kernel, list[str]]
 
 
 @pytest.fixture
@@ -56,11 +57,9 @@ def stands_still(here: GpuNode, one: Kernel) -> None:
 
 
 def test_a_parked_kernel_frees_its_gpu_and_goes_on_when_it_is_unparked(
-    node: Nodes, program: Kernels, move: Move
+    pair: Pair, move: Move
 ) -> None:
-    here = node()
-    one = program(here, PAIR)
-    sums = held(one, 2)
+    here, one, sums = pair
     record = done(move(here, "park", one))
     assert [entry["parked"] for entry in record["processes"]] == [False, False]
     assert record["gpus"][0]["released_bytes"] >= 2 << 20
@@ -122,11 +121,9 @@ def test_what_has_no_gpu_is_not_parked(node: Nodes, program: Kernels, move: Move
     ],
 )
 def test_a_park_that_fails_leaves_the_kernel_running(
-    node: Nodes, program: Kernels, move: Move, fault: str, reason: str
+    pair: Pair, move: Move, fault: str, reason: str
 ) -> None:
-    here = node()
-    one = program(here, PAIR)
-    sums = held(one, 2)
+    here, one, sums = pair
     here.machine.faults(fault)
     assert failed(move(here, "park", one, "--gpu-timeout", "0.3"))["reason"] == reason
     here.machine.faults()
@@ -135,11 +132,9 @@ def test_a_park_that_fails_leaves_the_kernel_running(
 
 @pytest.mark.parametrize("how", ["cancel", "hang up", "SIGTERM", "SIGKILL", "late"])
 def test_a_park_that_is_given_up_leaves_the_kernel_running(
-    node: Nodes, program: Kernels, move: Move, how: str
+    pair: Pair, move: Move, how: str
 ) -> None:
-    here = node()
-    one = program(here)
-    sums = held(one)
+    here, one, sums = pair
     here.machine.faults("cuCheckpointProcessLock * error 600")
     limit = "1" if how == "late" else "60"
     capture = move(here, "park", one, "--gpu-timeout", "60", "--timeout", limit)
@@ -167,11 +162,9 @@ def test_a_park_that_is_given_up_leaves_the_kernel_running(
     ],
 )
 def test_an_unpark_that_fails_leaves_the_kernel_parked(
-    node: Nodes, program: Kernels, move: Move, fault: str, reason: str
+    pair: Pair, move: Move, fault: str, reason: str
 ) -> None:
-    here = node()
-    one = program(here, PAIR)
-    sums = held(one, 2)
+    here, one, sums = pair
     done(move(here, "park", one))
     here.machine.faults(fault)
     assert failed(move(here, "unpark", one, "--gpu-timeout", "0.3"))["reason"] == reason
