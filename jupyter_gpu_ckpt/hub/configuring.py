@@ -12,6 +12,7 @@ from ..autosave import AutoSave
 from ..limits import VARIABLE, Limited
 from ..settings import GpuCkpt
 from . import keys, spawners
+from .granting import limits
 from .names import groups_of
 from .settings import GpuCkptHub
 
@@ -73,8 +74,8 @@ def _check_further(hub: GpuCkptHub) -> None:
 def environment(hub: GpuCkptHub) -> dict[str, Callable[[Any], str]]:
     """Variables of each server, which a spawner fills in when it starts one."""
     variables: dict[str, Callable[[Any], str]] = {
-        VARIABLE: lambda spawner: hub.limits(
-            spawner.user.name, groups_of(spawner), spawner.name
+        VARIABLE: lambda spawner: limits(
+            hub, spawner.user.name, groups_of(spawner), spawner.name
         ).encoded()
     }
     if (master := hub.master_key()) is not None:

@@ -9,10 +9,8 @@ from typing import Any, Final
 from traitlets import Bool, Dict, Enum, Float, Integer, List, TraitError, Unicode, validate
 from traitlets.config import LoggingConfigurable
 
-from ..autosave import FIELDS, SECONDS
-from ..limits import Limits, Rule, fixed, plain
-from .keys import VARIABLE as KEY_VARIABLE
-from .names import fields, filled, groups_of
+from ..autosave import FIELDS
+from .names import fields, groups_of
 
 #: Settings that users may be let change, by the section of their servers' configuration.
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -160,6 +158,15 @@ class GpuCkptHub(LoggingConfigurable):
         min=0.0,
         config=True,
         help="The most max_age that a user may choose.",
+    )
+
+    saves_per_node = Integer(
+        None,
+        allow_none=True,
+        min=0,
+        config=True,
+        help="How many kernels of a node are saved at the same time, by all its servers, as "
+        "GpuCkpt.saves_per_node.",
     )
 
     # -- when ----------------------------------------------------------------------------
@@ -312,87 +319,6 @@ class GpuCkptHub(LoggingConfigurable):
             return int(self.user_quotas[user])
         of_groups = [self.group_quotas[name] for name in groups if name in self.group_quotas]
         return max(of_groups) if of_groups else self.quota
-
-    def limits(self, user: str, groups: Collection[str] = (), server: str = "") -> Limits:
-        """What a server's own configuration may set.
-
-        Parameters
-        ----------
-        user, groups
-            The user's name, and the groups that the user is in.
-        server
-            The name of a named server.
-        """
-        if not self.allows(user, groups):
-            return Limits(
-                rules={
-                    "GpuCkptProvisioner": {"enabled": fixed(False)},
-                    "AutoSave": {"enabled": fixed(False), "locked": fixed(list(FIELDS))},
-                },
-                denied="This JupyterHub does not let your kernels be saved.",
-            )
-        rules = {section: self._rules(names) for section, names in SECTIONS.items()}
-        most = {"keep_last": self.most_keep_last, "max_age": self.most_max_age}
-        for name, value in most.items():
-            rule = rules["GpuCkpt"].get(name, Rule())
-            if value is not None and not rule.fixed:
-                rules["GpuCkpt"][name] = Rule(value=rule.value, most=value)
-        for name in SECONDS:
-            rule = rules["AutoSave"].get(name, Rule())
-            if not rule.fixed:
-                rules["AutoSave"][name] = Rule(value=rule.value, least=self.shortest)
-        rules["AutoSave"] |= {
-            "shortest": fixed(self.shortest),
-            "locked": fixed([name for name in FIELDS if name not in self.users_may_change]),
-            "shutdown_deadline": Rule(value=self.shutdown_deadline, most=self.shutdown_deadline),
-        }
-        rules["GpuCkpt"] |= {
-            "owner": fixed(user),
-            "upload_timeout": Rule(value=self.upload_timeout, most=self.upload_timeout),
-            **self._place(user, server),
-            **self._keys(user),
-        }
-        if (quota := self.quota_of(user, groups)) is not None:
-            rules["GpuCkpt"]["quota"] = Rule(value=quota, most=quota)
-        if self.upload_bandwidth is not None:
-            rules["GpuCkpt"]["upload_bandwidth"] = Rule(
-                value=self.upload_bandwidth, most=self.upload_bandwidth or None
-            )
-        for section, values in self.server_config.items():
-            others = {name: fixed(value) for name, value in values.items()}
-            rules[section] = {**rules.get(section, {}), **others}
-        return Limits(rules=plain(rules))
-
-    def _rules(self, names: Collection[str]) -> dict[str, Rule]:
-        """Rules for settings that the administrator has set, or does not let be changed."""
-        rules = {}
-        for name in names:
-            value, free = getattr(self, name), name in self.users_may_change
-            if value is not None:
-                rules[name] = Rule(value=value, fixed=not free)
-            elif not free:
-                rules[name] = Rule(fixed=True)
-        return rules
-
-    def _place(self, user: str, server: str) -> dict[str, Rule]:
-        if self.store_url is None:
-            return {}
-        url = filled(self.store_url, user, server)
-        return {"store_url": fixed(url), "store_options": fixed(dict(self.store_options))}
-
-    def _keys(self, user: str) -> dict[str, Rule]:
-        values: dict[str, Any] = {"key_file": None, "key_env": None, "key_command": []}
-        if self.master_key_file:
-            values["key_env"] = KEY_VARIABLE
-        elif self.key_file:
-            values["key_file"] = filled(self.key_file, user, "")
-        elif self.key_env:
-            values["key_env"] = self.key_env
-        elif self.key_command:
-            values["key_command"] = [part.replace("{username}", user) for part in self.key_command]
-        else:
-            return {}
-        return {name: fixed(value) for name, value in values.items()}
 
     def master_key(self) -> Path | None:
         """File of the key from which users' keys are derived."""
