@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import idle, many, overhead, recovery, states, store
+from benchmarks import hub, idle, many, overhead, recovery, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
         folder, options.recovery_size, options.rounds
     ),
     "idle": lambda folder, options: idle.measure(folder),
+    "hub": lambda folder, options: hub.measure(folder, options.rounds),
     "overhead": lambda folder, options: overhead.measure(folder, options.sets),
 }
 
