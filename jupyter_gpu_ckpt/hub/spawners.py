@@ -185,9 +185,11 @@ def slurm(c: Config, hub: GpuCkptHub) -> str | None:
         if prefix is None:
             prefix = "sudo -E -u {username}"
         job = "{{job_id}}" if "{{" in prefix else "{job_id}"
-        # A job that waits hears no signal. Of the others only the server, which then ends.
+        # The server alone, which then ends; a job that waits hears no signal. In this order, as the
+        # other way round the second one fails where the first has ended the job.
         section.batch_cancel_cmd = (
-            f"scancel --state=PENDING {job}; {prefix} scancel --batch --signal=TERM {job}"
+            f"scancel --state=RUNNING --batch --signal=TERM {job}; "
+            f"{prefix} scancel --state=PENDING {job}"
         )
     if section.get("req_epilogue"):
         return "SlurmSpawner.req_epilogue is not run: the server takes the place of its script."
