@@ -16,6 +16,7 @@ from typing import Any, Final
 from traitlets import TraitError
 from traitlets.config import Config, LazyConfigValue
 
+from ..limits import VARIABLE
 from .names import filled
 from .settings import GpuCkptHub
 
@@ -106,7 +107,7 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
 
     async def host_config(spawner: Any) -> dict[str, Any]:
         base = dict(await _value(before, spawner))
-        if not hub.lets(spawner):
+        if not _gets_rights(hub, spawner):
             return base
         base["cap_add"] = _joined(base.get("cap_add"), hub.capabilities())
         # CRIU has to set filters aside, which nobody below one may, whatever it allows.
@@ -146,7 +147,7 @@ def kubernetes(c: Config, hub: GpuCkptHub) -> None:
 
     async def security_context(spawner: Any) -> dict[str, Any]:
         base = dict(await _value(before, spawner))
-        if not hub.lets(spawner):
+        if not _gets_rights(hub, spawner):
             return base
         capabilities = dict(base.get("capabilities") or {})
         capabilities["add"] = _joined(capabilities.get("add"), hub.capabilities())
@@ -239,6 +240,18 @@ def _load(name: str) -> type:
         ) from error
     assert isinstance(found, type)
     return found
+
+
+def _gets_rights(hub: GpuCkptHub, spawner: Any) -> bool:
+    """Whether a server may save; never without the limits, which were overwritten then."""
+    if VARIABLE not in spawner.environment:
+        spawner.log.error(
+            "gpu-ckpt: the environment of servers was set after configure(c), so that limits are "
+            "missing: the server of %s gets no rights to save kernels. Call configure(c) last.",
+            spawner.user.name,
+        )
+        return False
+    return hub.lets(spawner)
 
 
 def _folder(hub: GpuCkptHub, *, one_user: bool) -> str | None:

@@ -61,7 +61,9 @@ def test_the_values_of_zero_to_jupyterhub_configure_its_hub(
     exec(hub["extraConfig"]["zz-gpu-ckpt"], {"c": c})
     assert c.KubeSpawner.delete_grace_period > 60
     assert {VARIABLE, "AWS_ENDPOINT_URL"} <= set(c.KubeSpawner.environment)
-    anna = SimpleNamespace(user=SimpleNamespace(name="anna", groups=[]), name="")
+    anna = SimpleNamespace(
+        user=SimpleNamespace(name="anna", groups=[]), name="", environment=c.KubeSpawner.environment
+    )
     context = asyncio.run(c.KubeSpawner.container_security_context(anna))
     assert context["capabilities"]["add"] == [*CAPABILITIES["minimal"]]
 

@@ -127,6 +127,15 @@ def test_only_the_pods_of_those_who_may_save_get_the_rights() -> None:
     assert context["capabilities"]["add"] == NEEDED
 
 
+def test_without_its_limits_a_pod_gets_no_rights(caplog: pytest.LogCaptureFixture) -> None:
+    c = told("kubespawner.KubeSpawner")
+    c.Spawner.environment = {"LANG": "C.UTF-8"}  # too late
+    _, manifest = pod(c)
+    context = manifest["spec"]["containers"][0]["securityContext"]
+    assert context == {"allowPrivilegeEscalation": False}
+    assert "Call configure(c) last" in caplog.text
+
+
 def test_what_is_longer_already_stays() -> None:
     kube = {"delete_grace_period": 600, "start_timeout": 900}
     made, _ = pod(told("kubespawner.KubeSpawner", KubeSpawner=kube))
