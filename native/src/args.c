@@ -19,7 +19,8 @@ const char args_usage[] =
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
     "                      [--stream] [--gpu-map OLD=NEW]... [--gpu-timeout S]\n"
     "       kernel-capture park --pid PID [--timeout S] [--gpu-timeout S]\n"
-    "       kernel-capture unpark --pid PID [--gpu-map OLD=NEW]... [--timeout S] [--gpu-timeout S]\n"
+    "       kernel-capture unpark --pid PID [--gpu-map OLD=NEW]... [--gpu-need UUID=BYTES]...\n"
+    "                      [--timeout S] [--gpu-timeout S]\n"
     "       kernel-capture --version | --help\n";
 
 static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
@@ -41,6 +42,7 @@ enum option {
     OPT_STREAM,
     OPT_GPU_TIMEOUT,
     OPT_GPU_MAP,
+    OPT_GPU_NEED,
 };
 
 enum {
@@ -73,6 +75,7 @@ static const struct {
     {"--stream", OPT_STREAM, false, RESTORE},
     {"--gpu-timeout", OPT_GPU_TIMEOUT, true, DUMP | RESTORE | PARK | UNPARK},
     {"--gpu-map", OPT_GPU_MAP, true, RESTORE | UNPARK},
+    {"--gpu-need", OPT_GPU_NEED, true, UNPARK},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -125,6 +128,18 @@ static bool parse_gpu_map(const char *text, struct args *args)
         if (memcmp(&args->gpu_map[i].from, &pair.from, sizeof(pair.from)) == 0)
             return false;
     args->gpu_map[args->gpu_map_count++] = pair;
+    return true;
+}
+
+/* UUID=BYTES */
+static bool parse_gpu_need(const char *text, struct args *args)
+{
+    struct cuda_gpu_need *need = &args->gpu_needs[args->gpu_need_count];
+    if (args->gpu_need_count == ARGS_GPU_MAP_MAX || !cuda_parse_uuid(text, '=', &need->uuid) ||
+        text[CUDA_UUID_TEXT - 1] != '=' ||
+        !parse_unsigned(text + CUDA_UUID_TEXT, INT64_MAX, &need->bytes))
+        return false;
+    args->gpu_need_count++;
     return true;
 }
 
@@ -187,6 +202,8 @@ static bool apply(struct args *args, enum option option, const char *value)
         return parse_seconds(value, &args->gpu_timeout);
     case OPT_GPU_MAP:
         return parse_gpu_map(value, args);
+    case OPT_GPU_NEED:
+        return parse_gpu_need(value, args);
     }
     return false;
 }

@@ -45,6 +45,8 @@ struct args {
     double gpu_timeout;     /* for the GPU's work to end, or for room on it */
     struct cuda_gpu_pair gpu_map[ARGS_GPU_MAP_MAX];
     size_t gpu_map_count;
+    struct cuda_gpu_need gpu_needs[ARGS_GPU_MAP_MAX];
+    size_t gpu_need_count;
     bool stream;            /* images come through a socket in images_dir */
 };
 

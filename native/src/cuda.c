@@ -49,6 +49,9 @@ static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_re
     cuda->shared->copy_timeout = args->timeout;
     cuda->shared->pair_count = args->gpu_map_count;
     memcpy(cuda->shared->pairs, args->gpu_map, args->gpu_map_count * sizeof(args->gpu_map[0]));
+    cuda->shared->need_count = args->gpu_need_count;
+    memcpy(cuda->shared->needs, args->gpu_needs,
+           args->gpu_need_count * sizeof(args->gpu_needs[0]));
     return true;
 }
 

@@ -46,6 +46,12 @@ struct cuda_gpu_pair {
     struct cuda_uuid from, to;
 };
 
+/* Not of the driver: what a GPU must have free. */
+struct cuda_gpu_need {
+    struct cuda_uuid uuid;
+    uint64_t bytes;
+};
+
 struct cuda_restore_args {
     struct cuda_gpu_pair *pairs; /* since 13.0; every checkpointed GPU, when there are any */
     unsigned pair_count;

@@ -94,13 +94,19 @@ static void note_memory(void *data, bool after)
     }
 }
 
-/* A restore without room fails for good, so that room is waited for. */
+/* A restore without room fails for good, so that room is waited for: for what was freed, or what the caller
+ * says. */
 static bool has_room(void *data)
 {
     const struct helper *helper = data;
-    for (size_t i = 0; i < helper->shared->gpu_count; i++) {
-        int64_t now = free_memory(helper, i);
-        if (now >= 0 && helper->shared->gpus[i].released > now)
+    const struct cuda_shared *shared = helper->shared;
+    for (size_t i = 0; i < shared->gpu_count; i++) {
+        int64_t need = shared->gpus[i].released;
+        for (size_t k = 0; k < shared->need_count; k++)
+            if (memcmp(&shared->needs[k].uuid, &shared->gpus[i].uuid, sizeof(struct cuda_uuid)) == 0)
+                need = (int64_t)shared->needs[k].bytes;
+        int64_t now = need > 0 ? free_memory(helper, i) : -1;
+        if (now >= 0 && need > now)
             return false;
     }
     return true;

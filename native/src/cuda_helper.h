@@ -27,6 +27,8 @@ struct cuda_shared {
     double lock_timeout, copy_timeout, retry_for; /* see struct cuda_work */
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     size_t pair_count;
+    struct cuda_gpu_need needs[CUDA_GPUS_MAX]; /* of an unpark */
+    size_t need_count;
     struct cuda_task tasks[CUDA_TASKS_MAX];
     size_t count;
     /* What the helper found. */

@@ -51,11 +51,11 @@ static bool fail(struct kc_result *result, const struct cuda_work *work, enum kc
     cuda_error_words(work->driver, error, words, sizeof(words));
     if (error == CUDA_ERROR_NOT_SUPPORTED)
         return kc_fail(result, KC_GPU_UNSUPPORTED,
-                       "%s of process %d: %s. The driver does not support it for unified memory "
+                       "%s (process %d): %s. The driver does not support it for unified memory "
                        "(cudaMallocManaged), for memory that processes share (CUDA IPC, as NCCL does), "
                        "or for GPUs in MIG mode or under MPS.",
                        what, task->pid, words);
-    return kc_fail(result, reason, "%s of process %d: %s.", what, task->pid, words);
+    return kc_fail(result, reason, "%s (process %d): %s.", what, task->pid, words);
 }
 
 static bool initialise(struct cuda_work *work, struct kc_result *result)
@@ -279,14 +279,17 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
     }
 }
 
-/* A restore that finds no room cannot be repeated: so room is waited for. In vain it is tried even so. */
-static void wait_for_room(struct cuda_work *work, const struct cuda_task *task)
+/* A restore that finds no room cannot be repeated: so room is waited for. */
+static bool wait_for_room(struct cuda_work *work, const struct cuda_task *task)
 {
     double deadline = io_now() + work->retry_for;
-    while (work->room != NULL && io_now() < deadline && !work->room(work->data)) {
+    while (work->room != NULL && !work->room(work->data)) {
+        if (io_now() >= deadline)
+            return false;
         step(work, CUDA_OP_RESTORE, task->pid, short_call(work));
         io_sleep_ms(retry_ms);
     }
+    return true;
 }
 
 static bool unlock(struct cuda_work *work, const struct cuda_task *task, struct kc_result *result)
@@ -308,7 +311,7 @@ static bool restore_all(struct cuda_work *work, struct kc_result *result)
             continue;
         int state = settled_state(work, task);
         if (state == CUDA_CHECKPOINTED && !waited) {
-            wait_for_room(work, task);
+            wait_for_room(work, task); /* in vain it is tried even so */
             waited = true;
         }
         if (state == CUDA_CHECKPOINTED && !restore(work, task, result))
@@ -349,6 +352,13 @@ bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
 bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
 {
     struct kc_result undone = {.reason = KC_OK};
+    for (size_t i = 0; i < *work->count; i++)
+        if (work->tasks[i].parked && !wait_for_room(work, &work->tasks[i]))
+            return kc_fail(result, KC_GPU_FULL,
+                           "The GPU has no room for the memory of process %d. Nothing was tried.",
+                           work->tasks[i].pid);
+        else if (work->tasks[i].parked)
+            break;
     for (size_t i = 0; i < *work->count; i++)
         if (work->tasks[i].found == CUDA_CHECKPOINTED || work->tasks[i].found == CUDA_LOCKED)
             work->tasks[i].found = CUDA_RUNNING;

@@ -43,6 +43,15 @@ static void good_lines(void)
     CHECK(parsed.hold && parsed.pid_namespace == PIDNS_NEVER);
     CHECK(parse("restore --images-dir d") && !parsed.hold && parsed.pid_namespace == PIDNS_AUTO);
     CHECK(!parsed.stream && parse("restore --images-dir d --stream") && parsed.stream);
+    CHECK(parse("restore --images-dir d --gpu-timeout 5 "
+                "--gpu-map GPU-00112233-4455-6677-8899-aabbccddeeff="
+                "GPU-ffeeddcc-bbaa-9988-7766-554433221100"));
+    CHECK(parsed.gpu_map_count == 1 && parsed.gpu_map[0].from.bytes[1] == 0x11 &&
+          parsed.gpu_map[0].to.bytes[15] == 0 && parsed.gpu_timeout > 4.9);
+    CHECK(parse("park --pid 7 --timeout 3 --gpu-timeout 2") && parsed.command == ARGS_PARK);
+    CHECK(parse("unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff=4096"));
+    CHECK(parsed.command == ARGS_UNPARK && parsed.gpu_need_count == 1 &&
+          parsed.gpu_needs[0].bytes == 4096 && parsed.gpu_needs[0].uuid.bytes[0] == 0);
     CHECK(parse("--help") && parse("--version"));
 }
 
@@ -82,6 +91,38 @@ static void bad_lines(void)
         "restore --images-dir d --stream=yes",
         "dump --pid 5 --images-dir d --time 3",
         "dump --pid 5 --images-dir d --timeout",
+        "restore --images-dir d --gpu-map GPU-1=GPU-2",
+        "restore --images-dir d --gpu-map GPU-00112233-4455-6677-8899-aabbccddeeff",
+        "restore --images-dir d "
+        "--gpu-map "
+        "GPU-00112233-4455-6677-8899-aabbccddeeff="
+        "GPU-ffeeddcc-bbaa-9988-7766-554433221100x",
+        "restore --images-dir d "
+        "--gpu-map "
+        "GPU-00112233-4455-6677-8899-aabbccddeeff/GPU-ffeeddcc-bbaa-9988-7766-554433221100",
+        "restore --images-dir d "
+        "--gpu-map "
+        "MIG-00112233-4455-6677-8899-aabbccddeeff="
+        "GPU-ffeeddcc-bbaa-9988-7766-554433221100",
+        "restore --images-dir d "
+        "--gpu-map "
+        "GPU-00112233-4455-6677-8899-aabbccddeeff="
+        "GPU-ffeeddcc-bbaa-9988-7766-554433221100 "
+        "--gpu-map "
+        "GPU-00112233-4455-6677-8899-aabbccddeeff="
+        "GPU-ffeeddcc-bbaa-9988-7766-554433221100",
+        "park",
+        "unpark",
+        "park --pid 0",
+        "park --pid 7 "
+        "--gpu-map "
+        "GPU-00112233-4455-6677-8899-aabbccddeeff="
+        "GPU-ffeeddcc-bbaa-9988-7766-554433221100",
+        "unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff",
+        "unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff=",
+        "unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff=-1",
+        "unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff=1M",
+        "park --pid 7 --images-dir d",
         "restore --hold",
         "restore --images-dir d --hold=yes",
         "restore --images-dir d --lib-dir /tmp",

@@ -236,6 +236,13 @@ static void test_unpark(void)
     fake_fail('R', 1, 0, 0);
     result = (struct kc_result){.reason = KC_OK};
     CHECK(unpark(&work) && all_are(CUDA_RUNNING));
+    /* Without room nothing is tried. */
+    work = reset();
+    fake->state[1] = CUDA_CHECKPOINTED;
+    work.room = room;
+    looks = 1000;
+    CHECK(!unpark(&work) && result.reason == KC_GPU_FULL);
+    CHECK_STRING(fake->calls, "");
 }
 
 static void test_cancel_anywhere(void)

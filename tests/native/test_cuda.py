@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.native.driver import Capture, Event, Kernel, empty, wait_until
+from tests.native.driver import Event, Kernel, empty, wait_until
 from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact
 from tests.simgpu.simgpu import gpu
 
@@ -136,21 +136,6 @@ def test_a_saved_kernel_is_ended_without_its_gpu(node: Nodes, program: Kernels) 
     wait_until(lambda: here.machine.used() == 0, "device memory is free")
     one.restore().expect("restored")
     intact(one, sums)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "GPU-1=GPU-2",
-        f"{gpu(0)['uuid']}",
-        f"{gpu(0)['uuid']}={gpu(1)['uuid']}x",
-        f"{gpu(0)['uuid']}/{gpu(1)['uuid']}",
-        f"MIG-{gpu(0)['uuid'][4:]}={gpu(1)['uuid']}",
-    ],
-)
-def test_maps_are_validated(capture: Callable[..., Capture], tmp_path: Path, option: str) -> None:
-    error = capture("restore", "--images-dir", tmp_path, "--gpu-map", option).finish()
-    assert error["reason"] == "usage"
 
 
 @pytest.mark.parametrize(

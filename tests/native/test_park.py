@@ -173,3 +173,22 @@ def test_an_unpark_that_fails_leaves_the_kernel_parked(
     stands_still(here, one)
     done(move(here, "unpark", one))
     intact(one, sums)
+
+
+def test_room_for_a_parked_kernel_is_waited_for_and_nothing_is_tried_without(
+    node: Nodes, program: Kernels, move: Move
+) -> None:
+    here = node(gpu(0, memory=4 << 20))
+    one = program(here)
+    sums = held(one)
+    [entry] = done(move(here, "park", one))["gpus"]
+    need = f"--gpu-need={entry['uuid']}={entry['released_bytes']}"
+    other = program(here, "gpu = Gpu(); gpu.allocate(4 << 20); print('full')\ntime.sleep(100)")
+    other.wait_line("full")
+    assert failed(move(here, "unpark", one, need, "--gpu-timeout", "0.3"))["reason"] == "gpu_full"
+    capture = move(here, "unpark", one, need, "--gpu-timeout", "60")
+    while capture.expect("gpu")["step"] != "restore":
+        pass
+    other.kill()
+    done(capture)
+    intact(one, sums)
