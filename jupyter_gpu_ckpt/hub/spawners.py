@@ -72,8 +72,8 @@ def systemd(c: Config, hub: GpuCkptHub) -> str | None:
     """SystemdSpawner: file capabilities work, kernels live while they are saved.
 
     Its ``disable_user_sudo`` (no_new_privs) would take away the capabilities of
-    ``kernel-capture``. In its place no process of the unit can get any others: sudo and su do not
-    work either.
+    ``kernel-capture``. In its place no process of the unit can get any others, without which sudo
+    and su fail; a set-user-id program still is root where root's files are concerned.
     """
     section = c.SystemdSpawner
     properties = _dict(section.get("unit_extra_properties"))
