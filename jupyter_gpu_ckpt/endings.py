@@ -55,9 +55,12 @@ class Endings:
             works += [work for work in self.kernels(foretold=True) if work not in works]
         unsaved = [work for work in works if work.unsaved_since is not None]
         if unsaved and await self._keeper.ability.error() is None:
-            self._keeper.log.info("Saving %d kernels before the server stops", len(unsaved))
+            log, began = self._keeper.log, time.monotonic()
+            log.info("Saving %d kernels before the server stops", len(unsaved))
             message = "The server stopped before the kernel could be saved."
-            await self.save_all(unsaved, deadline, "shutdown", message)
+            failed = await self.save_all(unsaved, deadline, "shutdown", message)
+            took, saved = time.monotonic() - began, len(unsaved) - len(failed)
+            log.info("Saved %d of %d kernels in %.1f s", saved, len(unsaved), took)
         for work in works:
             if work.kernel.policy.has_state:
                 self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown")

@@ -27,6 +27,7 @@ from .connection import saved_connection, spec_of
 from .errors import CkptError
 from .history import is_history
 from .models import OperationResult
+from .node_turns import turn
 from .operations import Run, in_thread
 from .outside import Outside
 from .space import check_space
@@ -94,8 +95,20 @@ class Save:
 
     async def run(self, run: Run) -> OperationResult:
         """Do it; called by :class:`~jupyter_gpu_ckpt.operations.Operations`."""
-        began = time.monotonic()
         run.phase("checking")
+        keeper = self._keeper
+        async with turn(
+            Path(keeper.node_turns_dir),
+            keeper.saves_per_node,
+            wait=keeper.node_turn_timeout,
+            still_wanted=run.check_cancelled,
+        ) as had:
+            if not had:
+                keeper.log.warning("No turn of GpuCkpt.saves_per_node was free: saved without one")
+            return await self._run(run)
+
+    async def _run(self, run: Run) -> OperationResult:
+        began = time.monotonic()
         native = self._keeper.ability.native()
         probe = await self._keeper.ability.probe()
         pid = self._pid()

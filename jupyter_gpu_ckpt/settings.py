@@ -59,6 +59,27 @@ class GpuCkpt(PlaceSettings):
         help="Seconds that writing a kernel's memory may take, during which it stands still; "
         "default 600. After that the save is undone and the kernel runs on.",
     )
+    saves_per_node = Integer(
+        0,
+        min=0,
+        max=1024,
+        config=True,
+        help="How many kernels of a node are saved at the same time, by all its servers and users "
+        "together; default 0, no limit. For many servers that end at once.",
+    )
+    node_turn_timeout = Float(
+        10.0,
+        min=0.0,
+        config=True,
+        help="Seconds that a save waits for its turn at most; default 10. Then it goes on without "
+        "one, so that nobody can keep others from saving. Less than AutoSave.shutdown_deadline.",
+    )
+    node_turns_dir = Unicode(
+        "/tmp/jupyter-gpu-ckpt-turns",
+        config=True,
+        help="Folder of saves_per_node, the same in all servers of a node; containers have to be "
+        "given it from outside. Made where it is missing, open to everybody as /tmp is.",
+    )
     restore_timeout = Float(
         600.0,
         min=_SHORTEST,

@@ -84,7 +84,7 @@ class Hub:
             )
             + f"from jupyter_gpu_ckpt.hub import configure\nconfigure(c)\n{more}\n"
         )
-        with self.log_path.open("wb") as log:
+        with self.log_path.open("ab") as log:  # as the culler and nodes do
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", "jupyterhub", f"--config={file}"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.path,
@@ -230,22 +230,37 @@ class Hub:
         self._request("DELETE", self._path(user, name)).raise_for_status()
         self.wait_stopped(user, name=name)
 
+    def servers(self) -> list[psutil.Process]:
+        """The processes of users' servers that are the hub's own children."""
+        children = psutil.Process(self._popen.pid).children()
+        return [child for child in children if child.environ().get("JUPYTERHUB_USER")]
+
     def server_environment(self, user: str) -> dict[str, str]:
         """The environment of the process of a user's server."""
-        for process in psutil.Process(self._popen.pid).children():
+        for process in self.servers():
             environment = process.environ()
-            if environment.get("JUPYTERHUB_USER") == user:
+            if environment["JUPYTERHUB_USER"] == user:
                 return environment
         raise AssertionError(f"no server of {user}")
 
     @contextlib.contextmanager
-    def culling(self, timeout: float) -> Iterator[None]:
-        """While in the block, a culler stops servers that nobody has used for so many seconds."""
+    def culling(self, timeout: float, *, spare_saving: bool = False) -> Iterator[None]:
+        """While in the block, a culler stops servers that nobody has used for so many seconds.
+
+        With `spare_saving` its configuration has the hook that lets saves end first.
+        """
+        file = self.home.config / "culler.py"
+        file.write_text(
+            "from jupyter_gpu_ckpt.hub.culling import spare_saving\n"
+            f"c.IdleCuller.cull_arbiter_hook = spare_saving({self.url!r})\n"
+            if spare_saving
+            else ""
+        )
         environment = {**self.home.environment(), "JUPYTERHUB_API_TOKEN": self.token}
         argv = [sys.executable, "-m", "jupyterhub_idle_culler", f"--url={self.url}/hub/api"]
         with self.log_path.open("ab") as log:
             culler = subprocess.Popen(
-                [*argv, f"--timeout={timeout:g}", "--cull-every=1"],
+                [*argv, f"--config={file}", f"--timeout={timeout:g}", "--cull-every=1"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
             )  # fmt: skip
         try:
