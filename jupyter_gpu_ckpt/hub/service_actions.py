@@ -106,7 +106,10 @@ class Actions:
         finally:
             entry.at = now()
             self._metrics.actions.labels(entry.action, entry.result).inc()
-            self._audit.write(entry)
+            try:
+                self._audit.write(entry)
+            except CkptError as error:  # it was done, and is in the service's log
+                self._log.error("The audit log cannot be written: %s", error.details)
 
     def _collect(self, person: Person) -> None:
         """Free space in the background: who is to do it otherwise, if no server of hers runs."""

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from playwright.sync_api import Browser, Page, expect
 
 from jupyter_gpu_ckpt.capture.native import find_kernel_capture
 from tests.browser.test_kernel_dies import SAVED
 from tests.harness.browser import NotebookPage
-from tests.harness.client import ApiError, Client, Message
+from tests.harness.client import ApiError, Client, Message, wait_for
 from tests.harness.hub import PASSWORD, Hub
-from tests.harness.server import Home, shared_folder
+from tests.harness.server import Home, free_port, shared_folder
 from tests.harness.user import User, privileged_copy
 
 pytestmark = [pytest.mark.browser, pytest.mark.root, pytest.mark.timeout(300)]
@@ -63,13 +64,18 @@ def world() -> Iterator[World]:
                 "scrub_environment": [],
             },
         }
-        limits = {"GpuCkptHub": {"store_url": str(store), "quota": 400 * MIB}}
+        limits: dict[str, dict[str, Any]] = {
+            "GpuCkptHub": {"store_url": str(store), "quota": 400 * MIB},
+            "Authenticator": {"admin_users": {"head"}},
+        }
+        page = f"url='http://127.0.0.1:{free_port()}', folder={str(shared / 'page')!r}, interval=1"
         with Hub(
             Home(shared / "hub"),
             config=config,
             hub_config=limits,
             accounts={"alice": alice, "bob": bob},
             lab=True,
+            more=f"from jupyter_gpu_ckpt.hub import add_admin_page\nadd_admin_page(c, {page})",
         ) as hub:
             yield World(hub, alice, bob, store)
 
@@ -228,3 +234,28 @@ def test_a_save_beyond_the_quota_is_refused_in_words(world: World) -> None:
     assert re.search(r"it needs about [\d,]+ MiB.* of the quota of 400 MiB", said["message"])
     assert "Delete states or unpin them" in said["hint"]
     assert kernel.run("print(len(large) >> 20)") == "500"
+
+
+def test_the_administrators_page_shows_both(world: World) -> None:
+    assert world.saved is not None
+    headers = {"Authorization": f"token {world.hub.token_of('head')}"}
+
+    def report(user: str) -> dict[str, Any]:
+        url = f"{world.hub.url}/services/gpu-ckpt/api/users/{user}"
+        answer = requests.get(url, headers=headers, timeout=60)
+        answer.raise_for_status()
+        return dict(answer.json())
+
+    wait_for(
+        "both are read", lambda: not (report("alice")["problem"] or report("bob")["problem"]), 30
+    )
+    (state,) = report("alice")["states"]
+    assert state["id"] == world.saved.state["id"] and state["path"] == "work.ipynb"
+    (kernel,) = report("alice")["kernels"]
+    assert (kernel["kernel_id"], kernel["status"]) == (world.saved.kernel_id, "running")
+    bob = report("bob")
+    assert [state["path"] for state in bob["states"]] == ["mine.ipynb"]
+    assert [(failure["path"], failure["reason"]) for failure in bob["failures"]] == [
+        ("large.ipynb", "over_quota")
+    ]
+    assert bob["quota"] == 400 * MIB and 0 < bob["used"] < bob["quota"]

@@ -17,8 +17,11 @@ from traitlets.config import Config
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.hub import GpuCkptHub, add_admin_page, service_census
 from jupyter_gpu_ckpt.hub.keys import user_key
+from jupyter_gpu_ckpt.hub.service_actions import Actions
+from jupyter_gpu_ckpt.hub.service_audit import Audit
 from jupyter_gpu_ckpt.hub.service_census import Census
 from jupyter_gpu_ckpt.hub.service_history import ALL, History, Sample
+from jupyter_gpu_ckpt.hub.service_metrics import Metrics
 from jupyter_gpu_ckpt.hub.service_plot import usage_plot
 from jupyter_gpu_ckpt.hub.service_reading import Person, UserStores
 from jupyter_gpu_ckpt.hub.service_records import UserReport
@@ -216,3 +219,22 @@ def test_what_the_administrator_has_set_is_added_to() -> None:
     assert [service["name"] for service in c.JupyterHub.services] == ["other", "states"]
     assert '"store_url":"s3://states"' in str(c.JupyterHub.services[1]["environment"])
     assert "s3://states" not in " ".join(c.JupyterHub.services[1]["command"])
+
+
+def test_nothing_is_done_that_cannot_be_noted_before(root: Path, tmp_path: Path) -> None:
+    state = User(root, "alice").state("kernel-a", "a.ipynb", ago(hours=1))
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, ["alice"])
+    (audit := tmp_path / "audit.jsonl").mkdir()
+    log = logging.getLogger()
+
+    async def delete() -> None:
+        actions = Actions(census, Metrics(census), Audit(audit, log), log)
+        await actions.delete("admin", "127.0.0.1", Person("alice"), state)
+
+    with pytest.raises(CkptError, match="nothing was done"):
+        asyncio.run(delete())
+    assert [found.id for found in StateStore(root, "alice").states()] == [state]
+    audit.rmdir()
+    asyncio.run(delete())
+    assert StateStore(root, "alice").states() == []
+    assert audit.read_text().count('"action":"delete"') == 2
