@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
-from urllib.parse import quote
+
+from ..place_settings import path_part
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
-def safe(name: str) -> str:
-    """A name as one part of a path or URL; no two names become the same.
-
-    Nothing in it leads out of a folder. ``_`` stands for no name, as for a server without one.
-    """
-    quoted = quote(name, safe="@") if name else "_"
-    if quoted.startswith(".") or (name and quoted.startswith("_")):
-        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
-    return quoted
-
-
 def filled(template: str, user: str, server: str) -> str:
-    """A template with the names filled in, made safe."""
-    names = {"username": safe(user), "servername": safe(server)}
+    """A template with the names filled in, so that no two lead to the same place.
+
+    As ``{username}`` in ``GpuCkpt.store_url``.
+    """
+    named = path_part(server)
+    if named.startswith("_"):  # which alone stands for a server without a name
+        named = f"%5F{named[1:]}"
+    names = {"username": path_part(user), "servername": named or "_"}
     return _FIELD.sub(lambda match: names[match[1]], template)
 
 
