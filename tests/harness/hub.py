@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import requests
@@ -52,6 +52,8 @@ class Hub:
         Servers are JupyterLab, and not plain.
     more
         Lines of Python at the end of the hub's configuration.
+    release
+        Of JupyterHub, for the hub and its servers.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Hub:
         accounts: Mapping[str, Home] | None = None,
         lab: bool = False,
         more: str = "",
+        release: Literal[5, 6] = 6,
     ) -> None:
         proxy = fetched_by("get-hub-proxy", "node_modules/.bin/configurable-http-proxy")
         self.home = home
@@ -72,6 +75,8 @@ class Hub:
         self.log_path = home.path / f"hub-{name}.log"
         self._clients: list[Client] = []
         self._accounts = accounts or {}
+        older = [str(fetched_by("get-hub5", "jupyterhub").parent)] if release == 5 else []
+        self._older = {"PYTHONPATH": older[0]} if older else {}
         for each in self._accounts.values() or [home]:
             self._write_server_config(each, config or {}, lab)
         file = home.config / f"hub-{name}.py"
@@ -89,7 +94,7 @@ class Hub:
                 [sys.executable, "-m", "jupyterhub", f"--config={file}"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.path,
                 env={
-                    **home.environment(), "PYTHONPATH": str(REPOSITORY),
+                    **home.environment(), "PYTHONPATH": os.pathsep.join([*older, str(REPOSITORY)]),
                     "CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(16),
                 },
                 start_new_session=True,
@@ -151,7 +156,7 @@ class Hub:
             "SimpleLocalProcessSpawner": {"home_dir_template": str(self.home.path)},
             "Spawner": {
                 "cmd": [sys.executable, "-m", "jupyterhub.singleuser"],
-                "environment": self.home.environment(),
+                "environment": {**self.home.environment(), **self._older},
             },
         }  # fmt: skip
         if self._accounts:
@@ -180,6 +185,11 @@ class Hub:
         with contextlib.suppress(requests.RequestException):
             return self._request("GET", "users").ok
         return False
+
+    @property
+    def version(self) -> str:
+        """JupyterHub's, as the hub says it."""
+        return str(self._request("GET", "").json()["version"])
 
     def server(self, user: str, name: str = "") -> dict[str, Any] | None:
         """What the hub knows of a user's server; ``None`` where there is none."""

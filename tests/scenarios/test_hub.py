@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -60,9 +61,14 @@ def environment_of(kernel: KernelClient) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in said.splitlines())
 
 
-def test_a_server_that_the_hub_culls_saves_its_kernels_first(home: Home) -> None:
+@pytest.mark.parametrize("release", [5, 6])
+def test_a_server_that_the_hub_culls_saves_its_kernels_first(
+    home: Home, release: Literal[5, 6]
+) -> None:
     # The hub sends SIGINT, and where that takes longer SIGTERM; here in the middle of a save.
-    with Hub(home, more="c.LocalProcessSpawner.interrupt_timeout = 1") as hub:
+    impatient = "c.LocalProcessSpawner.interrupt_timeout = 1"
+    with Hub(home, more=impatient, release=release) as hub:
+        assert hub.version.startswith(f"{release}.")
         client = hub.start("alice")
         server = hub.server_environment("alice")
         kernel = client.start(home.add_notebook("book.ipynb"))
@@ -86,6 +92,7 @@ def test_a_server_that_the_hub_culls_saves_its_kernels_first(home: Home) -> None
         assert restarted["JUPYTERHUB_API_TOKEN"] != server["JUPYTERHUB_API_TOKEN"]
         tokens = {server["JUPYTERHUB_API_TOKEN"], restarted["JUPYTERHUB_API_TOKEN"]}
         assert not tokens & {*before.values(), *after.values()}
+        assert f"single-user server extension version {release}." in hub.log(2000)
         assert before["JUPYTERHUB_SERVICE_URL"] == server["JUPYTERHUB_SERVICE_URL"]
         assert after["JUPYTERHUB_SERVICE_URL"] == restarted["JUPYTERHUB_SERVICE_URL"]
 
