@@ -23,6 +23,7 @@ from ..store.tiers import TieredStore
 from ..store.upkeep import Listing
 from .keys import user_key
 from .names import filled
+from .service_guard import check_records
 from .service_records import FailureRow, KernelRow, KernelStatus, StateRow, UserReport
 from .settings import GpuCkptHub
 
@@ -219,7 +220,9 @@ class UserStores:
         if isinstance(opened.store, TieredStore):
             yield  # what lies here of it is the service's own
             return
-        with translated(READING), acting_as_owner(opened.folder):
+        with acting_as_owner(opened.folder):
+            with translated(READING):
+                check_records(opened.folder)
             yield
 
     def _stores(self) -> list[_Opened]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -238,3 +239,36 @@ def test_nothing_is_done_that_cannot_be_noted_before(root: Path, tmp_path: Path)
     asyncio.run(delete())
     assert StateStore(root, "alice").states() == []
     assert audit.read_text().count('"action":"delete"') == 2
+
+
+@pytest.mark.parametrize("trap", ["huge", "fifo", "link", "deep", "elsewhere"])
+def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
+    trap: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(root, "alice")
+    state = user.state("kernel-a", "a.ipynb", ago(hours=1))
+    stores = UserStores(GpuCkptHub(store_url=str(root)), Person("alice"), tmp_path)
+    manifest = user.owner.manifest("kernel-a", state)
+    match trap:
+        case "huge":
+            os.truncate(manifest, 1 << 40)
+        case "fifo":
+            os.mkfifo(user.owner.folder / "kernels" / "kernel-a" / "kernel.json")
+        case "link":
+            (user.owner.kernels / "kernel-b").symlink_to("/proc")
+        case "deep":
+            at = user.owner.kernels
+            for _ in range(400):
+                at.mkdir(exist_ok=True)
+                at = at / "d"
+        case _:
+            monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    if trap == "deep":
+        assert [row.id for row in stores.read().states] == [state]
+        return
+    words = {
+        "huge": "more than 128 MiB", "fifo": "no file", "link": "no file",
+        "elsewhere": "another account",
+    }  # fmt: skip
+    with pytest.raises(CkptError, match=words[trap]):
+        stores.read()
