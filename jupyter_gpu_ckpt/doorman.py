@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 import zmq
@@ -134,6 +136,17 @@ class HeldMessage:
             else:
                 message["channel"] = channel
                 connection.write_message(json.dumps(message, default=str))
+
+
+def each(
+    held: Iterable[HeldMessage], do: Callable[[HeldMessage], None], log: logging.Logger | Any
+) -> None:
+    """Do something with messages; one that is wrong keeps none of the others from it."""
+    for message in held:
+        try:
+            do(message)
+        except Exception as error:  # a page may send anything
+            log.warning("A message kept for a kernel is lost: %s: %s", type(error).__name__, error)
 
 
 def guard(settings: dict[str, Any], doorman: Doorman) -> bool:

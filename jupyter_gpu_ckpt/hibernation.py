@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, guard
+from .doorman import HeldMessage, each, guard
 from .errors import CkptError
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
@@ -70,6 +70,7 @@ class Hibernation:
     def guard(self, settings: dict[str, Any]) -> None:
         """Watch what pages send to kernels; the extension calls it while it is loaded."""
         self.can_wake = guard(settings, self)
+        self._keeper.tracker.on_interrupted(self._interrupted)
 
     def is_asleep(self, kernel_id: str) -> bool:
         """Whether the kernel is hibernated; also while it is being woken."""
@@ -251,7 +252,7 @@ class Hibernation:
             km.execution_state = "starting"
             sleeper.is_waking = True
             pages = {id(m.connection): m for m in sleeper.held}.values()
-            self._each(pages, HeldMessage.tell_starting)
+            each(pages, HeldMessage.tell_starting, self._keeper.log)
             yield
         except BaseException as error:
             sleeper.is_waking = False
@@ -262,19 +263,7 @@ class Hibernation:
         self._forget(sleeper)
         km.last_activity = datetime.now(timezone.utc)  # the culler is not to end it at once
         self._passed[sleeper.kernel.kernel_id] += len(sleeper.held)
-        self._each(sleeper.held, HeldMessage.deliver)
-
-    def _each(self, held: Iterable[HeldMessage], do: Callable[[HeldMessage], None]) -> None:
-        """Do something with messages; one that is wrong keeps none of the others from it."""
-        for message in held:
-            try:
-                do(message)
-            except Exception as error:  # a page may send anything
-                self._keeper.log.warning(
-                    "A message to a hibernated kernel is lost: %s: %s",
-                    type(error).__name__,
-                    error,
-                )
+        each(sleeper.held, HeldMessage.deliver, self._keeper.log)
 
     def _failed(self, sleeper: _Sleeper, error: BaseException) -> None:
         why = error.message if isinstance(error, CkptError) else "The server is stopping."
@@ -284,7 +273,7 @@ class Hibernation:
             hint="Its saved state is kept: run the cell again to try once more.",
         )
         held, sleeper.held = sleeper.held, []
-        self._each(held, lambda message: message.refuse(told))
+        each(held, lambda message: message.refuse(told), self._keeper.log)
 
     async def _wake(self, sleeper: _Sleeper) -> None:
         """Wake a kernel that somebody needs."""
@@ -362,7 +351,18 @@ class Hibernation:
         if sleeper is not None:
             self._forget(sleeper)
             gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
-            self._each(sleeper.held, lambda message: message.refuse(gone))
+            each(sleeper.held, lambda message: message.refuse(gone), self._keeper.log)
+
+    def _interrupted(self, kernel_id: str) -> None:
+        """Somebody interrupts the kernel: cells that wait for it do so in vain."""
+        held = self.replacements.taken(kernel_id)
+        sleeper = self._sleepers.get(kernel_id)
+        if sleeper is not None:
+            cells = [message for message in sleeper.held if message.execute_id is not None]
+            sleeper.held = [message for message in sleeper.held if message not in cells]
+            held += cells
+        told = CkptError("cancelled", "Interrupted before the kernel was back.")
+        each(held, lambda message: message.refuse(told, "KeyboardInterrupt"), self._keeper.log)
 
     def before_shutdown(self) -> None:
         """The server ends: its hibernated kernels are offered by the next one."""

@@ -49,6 +49,9 @@ class KernelObserver(Protocol):
     def kernel_watched(self, kernel_id: str) -> None:
         """The server listens to what this kernel says, anew if it did before."""
 
+    def kernel_interrupted(self, kernel_id: str) -> None:
+        """Somebody interrupts the kernel, whether its process is there or not."""
+
     def take_restored(self, kernel_id: str) -> Restored | None:
         """The restored process to adopt instead of launching, if one waits for this id."""
 
@@ -59,22 +62,27 @@ _secret: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 
 def observe(kernel_manager: Any, observer: KernelObserver) -> None:
     """Let ``observer`` hear of the kernels of this multi-kernel manager; the keeper calls it."""
-    if kernel_manager not in _observers and hasattr(kernel_manager, "start_watching_activity"):
-        _tell_of_watching(kernel_manager)
+    if kernel_manager not in _observers:
+        _tell_of(kernel_manager, "start_watching_activity", "kernel_watched")
+        _tell_of(kernel_manager, "interrupt_kernel", "kernel_interrupted")
     _observers[kernel_manager] = observer
 
 
-def _tell_of_watching(kernel_manager: Any) -> None:
-    start: Callable[[str], None] = kernel_manager.start_watching_activity
+def _tell_of(kernel_manager: Any, method: str, tell: str) -> None:
+    """Let the observer hear of a method's calls, which have a kernel's id as first argument."""
+    original: Callable[..., Any] | None = getattr(kernel_manager, method, None)
+    if original is None:
+        return
 
-    @functools.wraps(start)
-    def start_watching_activity(kernel_id: str) -> None:
-        start(kernel_id)
+    @functools.wraps(original)
+    def called(kernel_id: str, *args: Any, **kwargs: Any) -> Any:
+        result = original(kernel_id, *args, **kwargs)
         observer = observer_of(kernel_manager)
         if observer is not None:
-            observer.kernel_watched(kernel_id)
+            getattr(observer, tell)(kernel_id)
+        return result
 
-    kernel_manager.start_watching_activity = start_watching_activity
+    setattr(kernel_manager, method, called)
 
 
 def observer_of(kernel_manager: Any) -> KernelObserver | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from .doorman import HeldMessage
+from .doorman import HeldMessage, each
 from .errors import CkptError
 from .operations import Run
 
@@ -108,7 +108,7 @@ class Replacements:
         if going.in_place and error is not None and (kernel is None or kernel.pid is None):
             self._refuse(going.held, f"The kernel could not be restored: {error}")
         elif going.in_place or error is not None:
-            self._each(going.held, HeldMessage.deliver)
+            each(going.held, HeldMessage.deliver, self._keeper.log)
         else:
             self._gone.update(dict.fromkeys(going.replaced, time.monotonic() + _LEAVING))
             self._refuse(going.held, _REPLACED)
@@ -118,6 +118,14 @@ class Replacements:
         going = self._going.get(kernel_id)
         kept = going.held if going is not None else []
         return [message.execute_id for message in kept if message.execute_id is not None]
+
+    def taken(self, kernel_id: str) -> list[HeldMessage]:
+        """What is kept of what was sent to this kernel; it is kept no longer."""
+        going = self._replacement_of(kernel_id)
+        if going is None:
+            return []
+        held, going.held = going.held, []
+        return held
 
     def stopping(self, kernel_id: str) -> None:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
@@ -189,7 +197,7 @@ class Replacements:
                 self._refuse(messages, _REPLACED)
             else:
                 self._others.add(kernel_id)
-                self._each(messages, HeldMessage.deliver)
+                each(messages, HeldMessage.deliver, self._keeper.log)
 
     def _is_gone(self, kernel_id: str) -> bool:
         now = time.monotonic()
@@ -198,17 +206,5 @@ class Replacements:
 
     def _refuse(self, held: Iterable[HeldMessage], why: str) -> bool:
         told = CkptError("cancelled", f"The cell was not run. {why}", hint="Run it again.")
-        self._each(held, lambda message: message.refuse(told, "CellNotRun"))
+        each(held, lambda message: message.refuse(told, "CellNotRun"), self._keeper.log)
         return True
-
-    def _each(self, held: Iterable[HeldMessage], do: Callable[[HeldMessage], None]) -> None:
-        """Do something with messages; one that is wrong keeps none of the others from it."""
-        for message in held:
-            try:
-                do(message)
-            except Exception as error:  # a page may send anything
-                self._keeper.log.warning(
-                    "A message to a kernel that is being restored is lost: %s: %s",
-                    type(error).__name__,
-                    error,
-                )

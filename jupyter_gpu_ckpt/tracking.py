@@ -122,6 +122,8 @@ class Tracker:
         self._on_died = on_died
         self._on_stopping = on_stopping
         self._on_ended = on_ended
+        #: Called with the id of a kernel that somebody interrupts.
+        self._on_interrupted: Callable[[str], None] = lambda kernel_id: None
         self._kernels: dict[str, TrackedKernel] = {}
         self._waiting: dict[str, WaitingProcess] = {}
 
@@ -139,6 +141,10 @@ class Tracker:
     def withdraw(self, kernel_id: str) -> None:
         """Take back an offer that nobody took."""
         self._waiting.pop(kernel_id, None)
+
+    def on_interrupted(self, callback: Callable[[str], None]) -> None:
+        """Have a function called with the id of each kernel that somebody interrupts."""
+        self._on_interrupted = callback
 
     def close(self) -> None:
         """Stop listening to all kernels."""
@@ -183,6 +189,10 @@ class Tracker:
     def kernel_stopping(self, provisioner: GpuCkptProvisioner) -> None:
         """Somebody asked for the kernel's end."""
         self._on_stopping(provisioner.kernel_id)
+
+    def kernel_interrupted(self, kernel_id: str) -> None:
+        """Somebody interrupts the kernel."""
+        self._on_interrupted(kernel_id)
 
     def kernel_ended(self, provisioner: GpuCkptProvisioner, restart: bool) -> None:
         """The kernel was shut down in order; ``restart``: a fresh one follows."""

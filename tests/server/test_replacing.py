@@ -58,6 +58,21 @@ def test_of_a_dead_kernel_they_run_in_the_restored_one(
     assert event["held_msg_ids"] == [cell.msg_id]
 
 
+def test_an_interrupt_ends_their_waiting(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run(f"{BIG}; x = 41")
+    state = server.client.save(kernel)["state_id"]
+    operation = roll_back(server, state)
+    cells = [kernel.begin("x += 1; import time; time.sleep(60)") for _ in range(2)]
+    kernel.request("control", "kernel_info_request", {})  # the server has them
+    server.client.post(f"api/kernels/{kernel.id}/interrupt")
+    for cell in cells:
+        kernel.wait("the cell is answered", lambda cell=cell: cell.reply, 30)  # type: ignore[misc]
+        assert "KeyboardInterrupt" in (cell.error or "")
+    server.client.done(operation)
+    assert kernel.run("print(x)") == "41"
+
+
 def test_they_are_void_where_their_user_restarts_the_kernel(
     server: JupyterServer, start: Start
 ) -> None:
