@@ -25,13 +25,20 @@ class Connections:
         self._tasks[task] = writer
         task.add_done_callback(self._ended)
 
-    async def end(self) -> None:
-        """Cut them all, also those that were accepted just now."""
-        for _ in range(3):
+    async def end(self, server: asyncio.Server) -> None:
+        """Close the server and cut all connections, also those that were accepted just now."""
+        # One that was accepted and has no transport yet when the server closes is left half
+        # made, and open. So accept no more, and let these become connections first.
+        loop = asyncio.get_running_loop()
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        server.close()
+        while self._tasks:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            # The accepted become connections in the next turns of the loop.
             await asyncio.sleep(0)
 
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

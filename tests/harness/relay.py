@@ -69,8 +69,7 @@ class Relay:
         server = await asyncio.start_server(self._connections.accepted, sock=self._listener)
         self._up.set()
         await self._done.wait()
-        server.close()
-        await self._connections.end()
+        await self._connections.end(server)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node_reader, node_writer = await asyncio.open_connection("127.0.0.1", self._port)

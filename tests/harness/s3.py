@@ -307,9 +307,8 @@ class Proxy:
 
     async def _close(self) -> None:
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        await self._connections.end()
+            listener, self._listener = self._listener, None
+            await self._connections.end(listener)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, server = await asyncio.open_connection(
