@@ -1,4 +1,4 @@
-"""A spawner that starts each server on a fresh test node; runs in the hub's process."""
+"""A spawner that starts each server on a fresh node or container; runs in the hub's process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import psutil
 from jupyterhub.spawner import Spawner
-from traitlets import Dict, Integer, Unicode
+from traitlets import Dict, Integer, List, Unicode
 
+from tests.harness.container import Container
 from tests.harness.node import Node
 from tests.harness.server import free_port
 from tests.harness.user import User
@@ -24,6 +25,10 @@ class NodeSpawner(Spawner):  # type: ignore[misc]
         help="By user of the hub: the account it has on the nodes (`user`), and its `home`.",
     )
     shared = Unicode(config=True, help="Folder that all nodes share.")
+    capabilities = List(
+        Unicode(), None, allow_none=True, config=True,
+        help="Nodes are containers that have these. None: they are not containers.",
+    )  # fmt: skip
     hub_port = Integer(config=True, help="Port at which nodes reach the hub, on 127.0.0.1.")
     log_path = Unicode(config=True, help="File to which servers log.")
 
@@ -38,9 +43,11 @@ class NodeSpawner(Spawner):  # type: ignore[misc]
 
     def _start(self, account: dict[str, str]) -> None:
         name = f"node-{secrets.token_hex(3)}"
-        self.node = node = Node(name, [Path(self.shared)], for_users=True)
-        node.reach(self.hub_port)
-        node.forward(self.port)
+        shared = [Path(self.shared)]
+        if self.capabilities is None:
+            self.node = node = Node(name, shared, for_users=True)
+        else:
+            self.node = node = Container(name, shared, capabilities=self.capabilities)
         with open(self.log_path, "ab") as log:
             self.popen = node.popen(
                 [*self.cmd, *self.get_args()],
@@ -51,6 +58,8 @@ class NodeSpawner(Spawner):  # type: ignore[misc]
                 stderr=log,
                 start_new_session=True,
             )
+        node.reach(self.hub_port)
+        node.forward(self.port)
 
     def get_env(self) -> dict[str, str]:
         home = self.accounts[self.user.name]
@@ -71,9 +80,10 @@ class NodeSpawner(Spawner):  # type: ignore[misc]
     async def stop(self, now: bool = False) -> None:
         if self.node is None:
             return
-        server = psutil.Process(self.popen.pid).children() if self.popen.poll() is None else []
-        for process in server:
-            process.terminate()
+        if self.popen.poll() is None:
+            process = psutil.Process(self.popen.pid)  # podman passes signals on
+            for server in [process] if self.capabilities is not None else process.children():
+                server.terminate()
         try:
             await asyncio.to_thread(self.popen.wait, 1 if now else 60)
         finally:
