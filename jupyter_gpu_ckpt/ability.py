@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,8 @@ from .capture.protocol import Probe
 from .errors import CkptError
 from .gpus.asking import inventory
 from .gpus.checks import checks
-from .gpus.inventory import GpuUse
+from .gpus.fit import FIRST_DRIVER_TO_MOVE, fit
+from .gpus.inventory import Inventory, version
 from .limits import denial
 from .models import Difference, Doctor, DoctorCheck
 from .operations import in_thread
@@ -28,6 +29,13 @@ _PROBE_AGE: Final = 60.0
 #: Seconds for which a node's GPUs are taken to be the same, where nobody asks how they are.
 _GPU_AGE: Final = 600.0
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+
+
+class Found(NamedTuple):
+    """What a restore would meet here, and which GPU stands for which: ``--gpu-map``."""
+
+    differences: list[Difference]
+    gpu_map: dict[str, str]
 
 
 class Ability:
@@ -85,9 +93,14 @@ class Ability:
         return None
 
     async def differences(
-        self, record: StateRecord, ending_pid: int | None = None, *, beside: bool | None = None
-    ) -> list[Difference]:
-        """What a restore of a state would meet here; ``cannot_capture``.
+        self,
+        record: StateRecord,
+        ending_pid: int | None = None,
+        *,
+        beside: bool | None = None,
+        gpu_map: Mapping[str, str] | None = None,
+    ) -> Found:
+        """What a restore of a state would meet here, and its GPUs; ``cannot_capture``.
 
         Parameters
         ----------
@@ -98,30 +111,38 @@ class Ability:
         beside
             ``True`` leaves out what does not concern a kernel beside its original, ``False``
             what does not concern one in its place.
+        gpu_map
+            Which GPU is to stand for one of the save, by UUID.
         """
         probe = await self.probe()
         meta = record.meta
         ip = meta.connection["ip"]
         outside = describe.outside(record)
 
-        def look() -> list[Difference]:
+        def look() -> Found:
             ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
-            use = msgspec.convert(meta.gpu, GpuUse | None)
-            return check_restore(
+            saved = msgspec.convert(meta.node, NodeInfo)
+            use = describe.gpu_use(record)
+            gpus = inventory() if use is not None else Inventory()
+            placed = fit(use, gpus, saved.driver, ending, gpu_map or {})
+            found = check_restore(
                 probe=probe,
-                saved=msgspec.convert(meta.node, NodeInfo),
+                saved=saved,
                 here=node_info(probe),
                 mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
                 open_files=outside.required() if outside is not None else (),
                 pids=meta.pids,
                 listeners=[(ip, meta.connection[name]) for name in _PORTS],
                 ending=ending,
-                gpu_use=use,
-                inventory=inventory() if use is not None else None,
+                gpus=placed,
             )
+            found = [difference for difference in found if difference.mode != other]
+            # Drivers before 580 take none, and go by index: then each GPU stands for itself.
+            can_map = version(gpus.driver or "") >= FIRST_DRIVER_TO_MOVE
+            return Found(found, placed.pairs if can_map else {})
 
         other = {True: "rollback", False: "new", None: "-"}[beside]
-        return [difference for difference in await in_thread(look) if difference.mode != other]
+        return await in_thread(look)
 
     async def doctor(self, check_store: Callable[[], list[DoctorCheck]]) -> Doctor:
         """What this node can capture, and what stands in the way.

@@ -12,6 +12,8 @@ from . import __version__
 from .capture.protocol import Probe
 from .connection import spec_of
 from .errors import CkptError
+from .gpus.fit import used_gpus
+from .gpus.inventory import GpuUse
 from .models import (
     Difference,
     Doctor,
@@ -28,6 +30,7 @@ from .models import (
 from .outside import Outside
 from .recovery import LostRecord
 from .rights import rights
+from .saved_gpus import SavedGpu, SavedGpus
 from .store import DamagedState, StateRecord
 
 _WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
@@ -75,6 +78,7 @@ def state(
         verified=record.verified,
         damage=record.damage,
         outside=outside(record),
+        gpu=_gpu(record),
     )
 
 
@@ -87,6 +91,36 @@ def outside(record: StateRecord) -> Outside | None:
         return msgspec.convert(record.meta.outside, Outside | None)
     except msgspec.ValidationError:
         return None
+
+
+def gpu_use(record: StateRecord) -> GpuUse | None:
+    """What the state has of GPUs; ``None``: nothing. ``not_restorable``: a later version's words."""
+    try:
+        return msgspec.convert(record.meta.gpu, GpuUse | None)
+    except msgspec.ValidationError as error:
+        raise CkptError(
+            "not_restorable",
+            "The state says of GPUs what this version does not understand.",
+            hint="Restore it with a newer version of jupyter-gpu-ckpt.",
+            details=str(error),
+        ) from error
+
+
+def _gpu(record: StateRecord) -> SavedGpus | None:
+    try:
+        use = gpu_use(record)
+    except CkptError:
+        return None
+    if use is None or not use.processes:
+        return None
+    used = used_gpus(use.processes, use.gpus)
+    return SavedGpus(
+        memory=use.memory,
+        processes=len(use.processes),
+        driver=use.driver or record.meta.node.get("driver"),
+        blocked_seconds=use.blocked_s,
+        gpus=[SavedGpu(gpu.uuid, gpu.name, gpu.memory_bytes, gpu.uuid in used) for gpu in use.gpus],
+    )
 
 
 def unreadable(bad: DamagedState) -> State:
@@ -222,6 +256,9 @@ def doctor(
             found = f"CRIU {probe.criu.version} at {probe.criu.path}."
             checks.append(DoctorCheck("criu", "ok", found))
         checks.append(DoctorCheck("kernel", "ok", f"Linux {probe.kernel}."))
+        if probe.gpu is not None and probe.gpu.checkpoint:
+            onto = "onto any GPU of its kind" if probe.gpu.gpu_map else "onto the same GPU only"
+            checks.append(DoctorCheck("GPU memory", "ok", f"Saved with kernels, restored {onto}."))
         checks += [DoctorCheck(p.reason, "problem", p.message, p.hint) for p in probe.problems]
         checks += [DoctorCheck(n.reason, "warning", n.message, n.hint) for n in probe.notes]
     if store_error is not None:

@@ -24,7 +24,7 @@ from .models import Operation, OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
 from .replacing import Replacements
-from .restoring import Cause, Restore
+from .restoring import Restore
 from .saving import Save
 from .store import StateRecord
 from .tracking import TrackedKernel
@@ -226,17 +226,14 @@ class Hibernation:
             return running
 
         async def work(run: Run) -> OperationResult:
-            return await self.restore(run, kernel, record, "wake")
+            return await self.restore(run, kernel, Restore(keeper, record, "wake"))
 
         return keeper.begin(
             "restore", kernel.kernel_id, work, path=path, state_id=record.id, cause="wake"
         )
 
-    async def restore(
-        self, run: Run, kernel: TrackedKernel, record: StateRecord, cause: Cause
-    ) -> OperationResult:
+    async def restore(self, run: Run, kernel: TrackedKernel, restore: Restore) -> OperationResult:
         """Put a state in a kernel's place, asleep or not: a hibernated one is awake then."""
-        restore = Restore(self._keeper, record, cause)
         sleeper = self._sleepers.get(kernel.kernel_id)
         if sleeper is None:
             return await restore.in_place(run, kernel)

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from . import describe, models
@@ -214,31 +214,45 @@ class Keeper(GpuCkpt):
         mode: models.RestoreMode = "rollback",
         path: str | None = None,
         take_over: bool = False,
+        gpu_map: Mapping[str, str] | None = None,
     ) -> models.Operation:
         """Start restoring; ``unknown_state``, ``busy``, ``not_restorable``, ``cannot_capture``.
 
         ``rollback`` puts the state in the place of its kernel, or brings the kernel back if it
         runs nowhere (``take_over``: or in another server, which then ends it); ``new`` makes
-        another kernel of it, with a session for ``path`` if given.
+        another kernel of it, with a session for ``path`` if given. ``gpu_map``: which GPU (UUID) is
+        to stand for one of the save.
         """
         record = await in_thread(self.store.state, state_id)
         await self.ability.probe()
         if mode == "new":
-            return self.revive(record, str(uuid.uuid4()), path, "user").model
+            return self.revive(record, str(uuid.uuid4()), path, "user", gpu_map=gpu_map).model
         kernel_id = record.meta.kernel_id
         if kernel_id not in self.kernel_manager:
             elsewhere = await in_thread(self.leases.elsewhere, kernel_id)
             if elsewhere is not None and not take_over:
                 raise elsewhere
             path = path or await in_thread(self.leases.last_path, kernel_id) or record.meta.path
-            return self.revive(record, kernel_id, path, "user", wait=elsewhere is not None).model
+            wait = elsewhere is not None
+            run = self.revive(record, kernel_id, path, "user", wait=wait, gpu_map=gpu_map)
+            return run.model
         path = (await self.sessions.paths()).get(kernel_id)
-        return self._roll_back(record, self.roster.savable(kernel_id), path).model
+        return self.roll_back(record, self.roster.savable(kernel_id), path, gpu_map).model
 
-    def _roll_back(self, record: StateRecord, kernel: TrackedKernel, path: str | None) -> Run:
+    def roll_back(
+        self,
+        record: StateRecord,
+        kernel: TrackedKernel,
+        path: str | None,
+        gpu_map: Mapping[str, str] | None = None,
+        notes: Sequence[str] = (),
+    ) -> Run:
+        """Start putting a state in the place of a kernel of this server; ``busy``."""
+        restore = Restore(self, record, "user", notes, gpu_map)
+
         async def work(run: Run) -> models.OperationResult:
             try:
-                return await self.hibernation.restore(run, kernel, record, "user")
+                return await self.hibernation.restore(run, kernel, restore)
             except CkptError as error:
                 if error.reason != "cancelled" and not run.cancellable and not kernel.is_hibernated:
                     # The old process had been ended for it.
@@ -258,6 +272,7 @@ class Keeper(GpuCkpt):
         *,
         wait: bool = False,
         notes: Sequence[str] = (),
+        gpu_map: Mapping[str, str] | None = None,
     ) -> Run:
         """Start bringing in a kernel that this server does not have; ``busy``.
 
@@ -268,7 +283,7 @@ class Keeper(GpuCkpt):
         async def work(run: Run) -> models.OperationResult:
             async with self.leases.claimed(kernel_id, run, take_over=wait):
                 run.check_cancelled()
-                return await Restore(self, record, cause, notes).revive(run)
+                return await Restore(self, record, cause, notes, gpu_map).revive(run)
 
         return self.begin("restore", kernel_id, work, path=path, state_id=record.id, cause=cause)
 
@@ -285,35 +300,6 @@ class Keeper(GpuCkpt):
         return self._operations.cancel(operation_id)
 
     # -- states --------------------------------------------------------------------------
-
-    async def state(self, state_id: str) -> models.State:
-        """One state with ``modes``, ``restorable`` and ``differences``; ``unknown_state``."""
-        record = await in_thread(self.store.state, state_id)
-        kernel = self.tracker.get(record.meta.kernel_id)
-        try:
-            found = await self.ability.differences(record, kernel.pid if kernel else None)
-        except CkptError as error:
-            found = [models.Difference("node", error.message, blocking=True)]
-        else:
-            if (why := await self._why_no_rollback(record.meta.kernel_id)) is not None:
-                # The process numbers and ports that are taken are that kernel's own.
-                others = [difference for difference in found if difference.mode != "rollback"]
-                first = models.Difference("kernel", why.message, blocking=True, mode="rollback")
-                found = [first, *others]
-        if record.damage is not None:
-            found.insert(0, models.Difference("damage", record.damage, blocking=True))
-        return describe.state(record, found)
-
-    async def _why_no_rollback(self, kernel_id: str) -> CkptError | None:
-        """Why no state can take the place of this kernel, whatever the node can do."""
-        try:
-            if kernel_id in self.kernel_manager:
-                self.roster.savable(kernel_id)
-            else:
-                return await in_thread(self.leases.elsewhere, kernel_id)
-        except CkptError as error:
-            return error
-        return None
 
     async def delete_state(self, state_id: str) -> None:
         """Remove a state for good; ``unknown_state``, ``busy`` while it is being restored."""

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .outside import Outside
+from .saved_gpus import SavedGpus
 
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
 OperationKind = Literal["save", "restore", "verify"]
@@ -86,7 +87,7 @@ class State(msgspec.Struct, frozen=True):
 
     ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
     there is one; both are ``None`` where that was not checked (lists). ``outside`` is ``None``
-    where it is not known.
+    where it is not known, ``gpu`` where the kernel had nothing on a GPU.
     """
 
     id: str
@@ -115,6 +116,7 @@ class State(msgspec.Struct, frozen=True):
     verified: str | None = None
     damage: str | None = None
     outside: Outside | None = None
+    gpu: SavedGpus | None = None
 
 
 class ContentsSum(msgspec.Struct):

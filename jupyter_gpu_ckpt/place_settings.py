@@ -155,18 +155,12 @@ class PlaceSettings(StoreSettings):
         return self._named()
 
     def _named(self) -> str:
-        return (self.store_url or "").replace("{username}", path_part(self.owner_name()))
+        return (self.store_url or "").replace("{username}", quote(self.owner_name(), safe=""))
 
     def _tiers(self) -> Path:
         if self.local_tier_dir:
             return Path(self.local_tier_dir).expanduser()
         return self.data_folder() / "tiers"
-
-
-def path_part(name: str) -> str:
-    """A name as one part of a path or URL, which leads nowhere else: no ``..``."""
-    quoted = quote(name, safe="")
-    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
 def _scheme(url: str) -> str | None:

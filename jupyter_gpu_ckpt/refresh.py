@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+from .observer import kept_from_kernels
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
 
 #: Name under which the environment in the kernel remembers what it was given, and its shell the
 #: line to its server.
@@ -39,6 +45,16 @@ os.environ.{MARK} = given
 
 #: Call what the program wants called, now that the environment is new.
 _CALL: Final = f"(lambda shell: hasattr(shell, '{MARK}') and shell.{MARK}.restored())({SHELL})"
+
+
+def values_of_server(keeper: Keeper, km: Any) -> dict[str, str]:
+    """What the environment of a restored kernel takes over from this server's."""
+    return fresh_values(
+        os.environ,
+        keeper.refresh_environment,
+        [*keeper.launching.scrub_environment, *kept_from_kernels(keeper.kernel_manager)],
+        (km.kernel_spec.env or {}) if km.kernel_spec else (),
+    )
 
 
 def fresh_values(

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -23,9 +23,9 @@ from .errors import CkptError
 from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
 from .models import OperationResult, RestoredFrom
-from .observer import RestoreToken, kept_from_kernels
+from .observer import RestoreToken
 from .operations import Run, in_thread
-from .refresh import fresh_values
+from .refresh import values_of_server
 from .store import StateRecord, make_private_dir
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
@@ -59,10 +59,17 @@ class Restore:
         Why.
     notes
         What the user is to be told with the kernel when it is back.
+    gpu_map
+        Which GPU is to stand for one of the save, by UUID; the others are found.
     """
 
     def __init__(
-        self, keeper: Keeper, record: StateRecord, cause: Cause, notes: Sequence[str] = ()
+        self,
+        keeper: Keeper,
+        record: StateRecord,
+        cause: Cause,
+        notes: Sequence[str] = (),
+        gpu_map: Mapping[str, str] | None = None,
     ) -> None:
         self._keeper = keeper
         self._record = record
@@ -72,6 +79,7 @@ class Restore:
         #: Whether another kernel than the state's own comes out of it.
         self._is_copy = False
         self._warnings = list(notes)
+        self._gpu_map = dict(gpu_map or {})
         self._began = time.monotonic()
 
     # -- the three ways ------------------------------------------------------------------
@@ -192,9 +200,10 @@ class Restore:
 
     async def _check(self, image_dir: Path, ending_pid: int | None) -> None:
         found = await self._keeper.ability.differences(
-            self._record, ending_pid, beside=self._is_copy
+            self._record, ending_pid, beside=self._is_copy, gpu_map=self._gpu_map
         )
-        blocking = [difference for difference in found if difference.blocking]
+        self._gpu_map = found.gpu_map
+        blocking = [difference for difference in found.differences if difference.blocking]
         if blocking:
             raise CkptError(
                 "not_restorable",
@@ -234,6 +243,9 @@ class Restore:
         run.phase("restoring")
         entries = msgspec.convert(meta.node_local, list[files.NodeLocalEntry])
         native = keeper.ability.native()
+        limit = keeper.restore_timeout + 10
+        if meta.gpu is not None:  # its memory is copied after the rest
+            limit += keeper.restore_timeout + keeper.gpu_timeout
         try:
             self._warnings += await in_thread(files.put_back, image_dir, entries)
             async with state.served() as server:
@@ -248,10 +260,12 @@ class Restore:
                         timeout=keeper.restore_timeout,
                         pid_namespace="always" if self._is_copy else "auto",
                         stream=server is not None,
+                        gpu_map=self._gpu_map,
+                        gpu_timeout=keeper.gpu_timeout,
                         log=keeper.launching.log_folder() / f"{run.model.kernel_id}.log",
                     )
                 )
-                await came_back(run, supervisor, server, self._told, keeper.restore_timeout + 10)
+                await came_back(run, supervisor, server, self._told, limit)
         finally:
             await in_thread(files.clean_up, image_dir, entries)
         self._check_clock(supervisor)
@@ -323,23 +337,13 @@ class Restore:
         run.phase("connecting", 0.9)
         km, meta = kernel.km, self._meta
         km.execution_state = meta.execution_state
-        first_request(km, meta.language, self._environment(km))
+        first_request(km, meta.language, values_of_server(self._keeper, km))
         expected = self._keeper.roster.sockets(kernel.kernel_id)
         ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
         there = await wait_for_peers(ip, expected, timeout=self._keeper.hold_timeout)
         if not there:
             self._warnings.append("Output right after the restore may be missing.")
         km.execution_state = meta.execution_state
-
-    def _environment(self, km: Any) -> dict[str, str]:
-        """What the kernel's environment takes over from this server's."""
-        keeper = self._keeper
-        return fresh_values(
-            os.environ,
-            keeper.refresh_environment,
-            [*keeper.launching.scrub_environment, *kept_from_kernels(keeper.kernel_manager)],
-            (km.kernel_spec.env or {}) if km.kernel_spec else (),
-        )
 
     def _origin(self, last_count: int | None) -> RestoredFrom:
         meta = self._meta

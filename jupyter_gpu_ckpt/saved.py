@@ -56,6 +56,38 @@ class SavedStates:
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
                 self._loop.call_soon_threadsafe(lambda: self._keeper.in_background(tell()))
 
+    async def one(self, state_id: str) -> models.State:
+        """One state with ``modes``, ``restorable`` and ``differences``; ``unknown_state``."""
+        keeper = self._keeper
+        record = await in_thread(keeper.store.state, state_id)
+        kernel = keeper.tracker.get(record.meta.kernel_id)
+        try:
+            pid = kernel.pid if kernel else None
+            found = (await keeper.ability.differences(record, pid)).differences
+        except CkptError as error:
+            found = [models.Difference("node", error.message, blocking=True)]
+        else:
+            if (why := await self._why_no_rollback(record.meta.kernel_id)) is not None:
+                # The process numbers and ports that are taken are that kernel's own.
+                others = [difference for difference in found if difference.mode != "rollback"]
+                first = models.Difference("kernel", why.message, blocking=True, mode="rollback")
+                found = [first, *others]
+        if record.damage is not None:
+            found.insert(0, models.Difference("damage", record.damage, blocking=True))
+        return describe.state(record, found)
+
+    async def _why_no_rollback(self, kernel_id: str) -> CkptError | None:
+        """Why no state can take the place of this kernel, whatever the node can do."""
+        keeper = self._keeper
+        try:
+            if kernel_id in keeper.kernel_manager:
+                keeper.roster.savable(kernel_id)
+            else:
+                return await in_thread(keeper.leases.elsewhere, kernel_id)
+        except CkptError as error:
+            return error
+        return None
+
     async def all(
         self, kernel_id: str | None = None, path: str | None = None
     ) -> list[models.State]:

@@ -19,19 +19,22 @@ from .capture import files, images, outside, transactions
 from .capture.contents import Survey
 from .capture.estimate import state_size
 from .capture.explain import links_collided
+from .capture.gpu_use import memory_on_gpus, uses_driver
 from .capture.native import KernelCapture
 from .capture.pagemap import PageFile, page_files
 from .capture.preflight import check_save
+from .capture.procfs import tree
 from .capture.protocol import DumpResult, Probe
 from .connection import saved_connection, spec_of
 from .errors import CkptError
+from .gpus.asking import inventory
 from .history import is_history
 from .models import OperationResult
 from .node_turns import turn
 from .operations import Run, in_thread
 from .outside import Outside
 from .space import check_space
-from .store import Layout, StateMeta, StateWriter
+from .store import Layout, StateMeta, StateRecord, StateWriter
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -152,14 +155,40 @@ class Save:
             self._kernel.policy.saved(record.id)
         await self._keeper.leases.renew(self._kernel)
         self._keeper.in_background(self._keeper.tidying.apply())
+        warnings = [*record.meta.warnings, *self._gpu_back(run, dump, record)]
         return OperationResult(
             state_id=record.id,
             kernel_id=self._kernel.kernel_id,
             seconds=time.monotonic() - began,
             size=record.size,
             frozen_seconds=dump.frozen_seconds,
-            warnings=record.meta.warnings,
+            warnings=warnings,
         )
+
+    def _gpu_back(self, run: Run, dump: DumpResult, record: StateRecord) -> list[str]:
+        """Restore what was just saved, where the kernel did not get its GPU back.
+
+        What it does on the GPU waits or fails for good. Returns what to tell the user.
+        """
+        if dump.gpu_problem is None:
+            return []
+        told = (
+            "The NVIDIA driver did not give the kernel its GPU back after a save "
+            f"({dump.gpu_problem.message.rstrip('.')})"
+        )
+        self._keeper.in_background(self._restore_from(run, record, f"{told}."))
+        return [f"{told}: it is restored from this state."]
+
+    async def _restore_from(self, run: Run, record: StateRecord, note: str) -> None:
+        keeper, kernel = self._keeper, self._kernel
+        if run.task is not None:
+            await asyncio.wait([run.task])
+        if kernel.provisioner.supervisor is not self._supervisor or kernel.is_hibernated:
+            return
+        try:
+            keeper.roll_back(record, kernel, run.model.path, notes=[note])
+        except CkptError as error:
+            keeper.log.warning("Kernel %s is not restored: %s", kernel.kernel_id, error.message)
 
     def _is_shared(self, path: str) -> bool:
         """Whether others write to a file too, so that it is never put back over what is there.
@@ -176,6 +205,8 @@ class Save:
     def _check_space(self, pid: int, spool: Path, in_use: set[str]) -> bool:
         keeper = self._keeper
         needed = state_size(pid, keeper.node_local_dirs)
+        if uses_driver(pid):
+            needed += memory_on_gpus(tree(pid), inventory())
         keeper.tidying.check_room(self._kernel.kernel_id, needed, in_use)
         return check_space(needed, spool, keeper.store_folder())
 
@@ -263,6 +294,7 @@ class Save:
             on_window=collect,
             progress=lambda part: run.progress(0.02 + 0.48 * part),
             cancel=run.cancel_event,
+            gpu_timeout=keeper.gpu_timeout,
         )
         return dump, found
 
@@ -329,6 +361,7 @@ class Save:
             argv=process["argv"],
             warnings=[*self._warnings, *_warnings(dump)],
             outside=msgspec.to_builtins(found.outside),
+            gpu=msgspec.to_builtins(dump.gpu),
         )
 
 

@@ -87,6 +87,14 @@ class GpuCkpt(PlaceSettings):
         config=True,
         help="Seconds that rebuilding a kernel's processes may take; default 600.",
     )
+    gpu_timeout = Float(
+        30.0,
+        min=_SHORTEST,
+        max=_LONGEST,
+        config=True,
+        help="Seconds that a save waits for the end of what a kernel has running on a GPU, and a "
+        "restore for room on the GPU; default 30. After that nothing has changed.",
+    )
     hold_timeout = Float(
         10.0,
         min=_SHORTEST,

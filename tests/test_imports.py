@@ -23,10 +23,12 @@ FACES = {"app", "handlers", "cli", "hub"}
 BOTTOM = {"capture", "store"}
 #: Below `capture`, which asks whether a state's GPU memory fits.
 GPUS = {"gpus"}
-WORDS = {"errors", "models", "outside", "progress"}
+WORDS = {"errors", "models", "outside", "progress", "saved_gpus"}
 GENERATED = {"_version"}
 #: Imports between neighbours that the design allows.
-ALLOWED = {("app", "handlers"), ("models", "errors"), ("models", "outside")}
+ALLOWED = {
+    ("app", "handlers"), ("models", "errors"), ("models", "outside"), ("models", "saved_gpus"),
+}  # fmt: skip
 
 JUPYTER = {
     "jupyter_client", "jupyter_core", "jupyter_events", "jupyter_server", "jupyterlab",

@@ -9,6 +9,7 @@ import re
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import CkptError
+from .gpu_words import gpu_error
 
 Doing = Literal["save", "restore"]
 
@@ -43,8 +44,8 @@ _SAVE: Final = (
     ),
     _rule(
         r"/dev/nvidia|nvidia(?:ctl|-uvm)|/dev/dri/|/dev/kfd|of that type .*\(chr (?:195|226):",
-        "The kernel uses a GPU, which this version cannot save yet.",
-        "Restart the kernel without using the GPU.",
+        "The kernel, or a process that it started, has a GPU open in a way that cannot be saved.",
+        "End that process, or restart the kernel without using the GPU.",
     ),
     _rule(
         _COLLISION,
@@ -323,6 +324,8 @@ def explain(native_error: dict[str, Any], *, doing: Doing) -> CkptError:
     lines = [str(line) for line in native_error.get("criu_errors") or []]
     message = str(native_error.get("message") or "")
     details = "\n".join([message, *lines]).strip() or None
+    if (of_gpu := gpu_error(reason, message, details, save=doing == "save")) is not None:
+        return of_gpu
     if reason == "pid_in_use":
         return _pid_in_use(native_error.get("pids"), details)
     if reason in _NATIVE:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 from ..errors import CkptError
 from .explain import explain
 from .files import discard_links
-from .protocol import MAX_LINE, DumpResult, Probe, parse_event
+from .protocol import MAX_LINE, DumpResult, Probe, dump_result, parse_event
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +124,7 @@ class KernelCapture:
         progress: Callable[[float], None] | None = None,
         cancel: asyncio.Event | None = None,
         window_timeout: float = 60.0,
+        gpu_timeout: float = 30.0,
     ) -> DumpResult:
         """Write the tree below ``pid`` to ``images_dir``; the kernel runs on, whatever happens.
 
@@ -151,18 +152,23 @@ class KernelCapture:
             Set it to undo the dump.
         window_timeout
             Longest time the tree is kept stopped for ``on_window``, seconds.
+        gpu_timeout
+            Longest time that is waited for the end of what the kernel has running on a GPU,
+            seconds.
 
         Raises
         ------
         CkptError
             ``cancelled``, ``timeout``, ``no_space``, ``not_savable``, ``cannot_capture``,
-            ``dump_failed`` or ``internal``; see :mod:`.explain`.
+            ``busy`` (the work on a GPU did not end), ``dump_failed`` or ``internal``; see
+            :mod:`.explain`.
         """
         command = [str(self.path), "dump", "--pid", str(pid), "--images-dir", str(images_dir)]
         command += ["--timeout", f"{timeout:.3f}", "--ghost-limit", str(ghost_limit)]
         for directory in window_dirs:
             command += ["--window-dir", directory]
         command += ["--window-timeout", f"{window_timeout:.3f}"]
+        command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -185,13 +191,6 @@ class KernelCapture:
             if not done:
                 discard_links(images_dir)
         return result
-
-
-def _names(tasks: Any) -> Iterator[str]:
-    """``comm (pid)`` of each task in an event's list."""
-    for task in tasks if isinstance(tasks, list) else ():
-        if isinstance(task, dict):
-            yield f"{task.get('comm')} ({task.get('pid')})"
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
@@ -248,12 +247,14 @@ class _Dump:
             )
         if last["event"] == "error":
             raise explain({**last, "log_tail": self._log()}, doing="save")
-        return DumpResult(
-            float(last.get("frozen_s") or 0),
-            float(last.get("dump_s") or 0),
-            int(last.get("image_bytes") or 0),
-            tuple(_names(last.get("left_out"))),
-        )
+        try:
+            return dump_result(last)
+        except msgspec.ValidationError as error:
+            raise CkptError(
+                "internal",
+                "The program that saves kernels gave an odd answer. The kernel runs on.",
+                details=str(error),
+            ) from error
 
     async def _work(self) -> dict[str, Any] | None:
         """The last ``done`` or ``error`` event, after everything in between."""

@@ -24,7 +24,10 @@ from .sockets import Peer, outside_peers
 _MOST: Final = 24
 
 #: Of every node, or in the tree itself (CRIU saves no terminal whose other end is elsewhere).
-_PLAIN_DEVICES: Final = re.compile(r"/dev/(null|zero|full|u?random|ptmx|pts/.*|tty)")
+#: NVIDIA's are closed for a save: what is on them is in the state, and comes back on any.
+_PLAIN_DEVICES: Final = re.compile(
+    r"/dev/(null|zero|full|u?random|ptmx|pts/.*|tty|nvidia(ctl|-uvm|-uvm-tools|-modeset|[0-9]+))"
+)
 #: The system's own: what it maps there (locales, caches) is no data of the kernel's.
 _SYSTEM: Final = ("/proc", "/sys", "/dev", "/usr", "/lib", "/etc")
 #: Files of a database, which are made again where that is needed.

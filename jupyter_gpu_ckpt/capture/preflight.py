@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from ..errors import CkptError
-from ..gpus.fit import fit
-from ..gpus.inventory import GpuUse, Inventory
+from ..gpus.fit import Fit
 from ..models import Difference
 from . import procfs
 from .images import MappedFile
@@ -18,7 +17,8 @@ from .node import NodeInfo, differences
 from .protocol import Probe
 from .sockets import is_local
 
-_GPU: Final = re.compile(r"/dev/(nvidia|dri/|kfd$)")
+_NVIDIA: Final = "/dev/nvidia"
+_OTHER_GPU: Final = re.compile(r"/dev/(dri/|kfd$)")
 _UNSAVABLE: Final = {
     "anon_inode:[io_uring]": "io_uring (an asynchronous file or network library)",
     "anon_inode:[perf_event]": "a performance counter (a profiler)",
@@ -51,7 +51,7 @@ def check_save(pid: int, probe: Probe) -> None:
         raise CkptError("not_savable", "The kernel has ended.", hint="Start it again.")
     for member in tree:
         status = procfs.status(member)
-        _check_process(member, status)
+        _check_process(member, status, probe)
         _check_namespaces(member, pid, status)
 
 
@@ -79,8 +79,7 @@ def check_restore(
     pids: Sequence[int] = (),
     listeners: Sequence[tuple[str, int]] = (),
     ending: Collection[int] = (),
-    gpu_use: GpuUse | None = None,
-    inventory: Inventory | None = None,
+    gpus: Fit | None = None,
 ) -> list[Difference]:
     """What a restore would meet here; called before every restore and to show a state.
 
@@ -101,10 +100,8 @@ def check_restore(
     ending
         Processes that will have ended by then: the kernel that is rolled back, with its
         descendants. Their PIDs, ports and GPU memory count as free.
-    gpu_use
-        What the state has of GPUs.
-    inventory
-        This node's GPUs.
+    gpus
+        How the state's GPU memory fits here.
 
     Returns
     -------
@@ -119,7 +116,7 @@ def check_restore(
     """
     check_node(probe)
     found = differences(saved, here, mapped_files)
-    found += fit(gpu_use, inventory or Inventory(), saved.driver, ending).differences
+    found += gpus.differences if gpus is not None else []
     mapped = {file.path for file in mapped_files}
     found += _missing_files([path for path in open_files if path not in mapped])
     if not (probe.pid_namespaces and probe.can_set_pid):
@@ -140,7 +137,7 @@ def kernel_and_descendants(pid: int) -> set[int]:
     return found
 
 
-def _check_process(pid: int, status: dict[str, str]) -> None:
+def _check_process(pid: int, status: dict[str, str], probe: Probe) -> None:
     name = f"{status.get('Name', 'a process')} (process {pid})"
     uids = set(status.get("Uid", "").split())
     if uids and uids != {str(os.getuid())}:
@@ -157,13 +154,7 @@ def _check_process(pid: int, status: dict[str, str]) -> None:
             details=f"tracer: process {status['TracerPid']}",
         )
     held = [target for _, target in procfs.descriptors(pid)]
-    if any(_GPU.match(target) for target in held):
-        raise CkptError(
-            "not_savable",
-            "The kernel uses a GPU, which this version cannot save yet.",
-            hint="Restart the kernel without using the GPU.",
-            details=name,
-        )
+    _check_gpus(held, name, probe)
     for target in held:
         if target in _UNSAVABLE:
             raise CkptError(
@@ -172,6 +163,24 @@ def _check_process(pid: int, status: dict[str, str]) -> None:
                 hint="Close what uses it, then save again.",
                 details=f"{name}: {target}",
             )
+
+
+def _check_gpus(held: Sequence[str], name: str, probe: Probe) -> None:
+    """What is on a GPU can be saved where the driver gives it out."""
+    for target in held:
+        if _OTHER_GPU.match(target):
+            message = "The kernel uses a GPU for graphics, or one that is not NVIDIA's."
+            hint = (
+                "Only what CUDA has on NVIDIA's GPUs can be saved. Restart the kernel without it."
+            )
+        elif not target.startswith(_NVIDIA) or (probe.gpu is not None and probe.gpu.checkpoint):
+            continue
+        else:
+            said = [note.message for note in probe.notes if note.reason == "gpu_unsupported"]
+            why = said[0] if said else "The driver's library (libcuda.so.1) cannot be loaded here."
+            message = f"The kernel uses a GPU whose memory cannot be saved here. {why}"
+            hint = "Ask your administrator; 'jupyter gpu-ckpt doctor' says more."
+        raise CkptError("not_savable", message, hint=hint, details=f"{name}: {target}")
 
 
 def _check_namespaces(pid: int, root: int, status: dict[str, str]) -> None:

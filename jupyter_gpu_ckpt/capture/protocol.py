@@ -7,6 +7,8 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from ..gpus.inventory import GpuUse
+
 #: Longest line of ``kernel-capture`` that is believed; longer ones are dropped whole.
 MAX_LINE: Final = 1 << 20
 
@@ -36,6 +38,15 @@ class Capabilities(msgspec.Struct, frozen=True):
     sys_admin: bool = False
 
 
+class GpuAbility(msgspec.Struct, frozen=True):
+    """What the NVIDIA driver offers: to save GPU memory, and to restore it onto another GPU."""
+
+    checkpoint: bool = False
+    gpu_map: bool = False
+    driver: str | None = None
+    cuda_version: int | None = None
+
+
 class Probe(msgspec.Struct, frozen=True):
     """What this node can capture. ``problems`` is empty exactly when it can."""
 
@@ -51,6 +62,7 @@ class Probe(msgspec.Struct, frozen=True):
     can_set_pid: bool = False
     pid_namespaces: bool = False
     time_namespaces: bool = False
+    gpu: GpuAbility | None = None
     problems: list[Finding] = []
     notes: list[Finding] = []
 
@@ -59,19 +71,52 @@ class DumpResult(msgspec.Struct, frozen=True):
     """A finished dump: seconds the kernel stood still, seconds in all, bytes written.
 
     ``left_out`` names processes that run beside the kernel's tree and so are not in the images.
+    ``gpu`` is what the images have of GPUs; ``gpu_problem`` says why the kernel that goes on did
+    not get its GPU back, although the images are whole.
     """
 
     frozen_seconds: float
     dump_seconds: float
     image_bytes: int
     left_out: tuple[str, ...] = ()
+    gpu: GpuUse | None = None
+    gpu_problem: Finding | None = None
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    problem: Finding | None = None
+
+
+def dump_result(event: dict[str, Any]) -> DumpResult:
+    """What a ``done`` event says; raises ``msgspec.ValidationError``."""
+    tasks = event.get("left_out")
+    gpu = event.get("gpu")
+    return DumpResult(
+        float(event.get("frozen_s") or 0),
+        float(event.get("dump_s") or 0),
+        int(event.get("image_bytes") or 0),
+        tuple(_names(tasks if isinstance(tasks, list) else [])),
+        msgspec.convert(gpu, GpuUse | None),
+        None if gpu is None else msgspec.convert(gpu, _Problem).problem,
+    )
+
+
+def _names(tasks: list[Any]) -> Iterator[str]:
+    """``comm (pid)`` of each task in an event's list."""
+    for task in tasks:
+        if isinstance(task, dict):
+            yield f"{task.get('comm')} ({task.get('pid')})"
 
 
 class RestoredEvent(msgspec.Struct, frozen=True):
-    """A finished restore; ``pid`` is the kernel's, as this process sees it."""
+    """A finished restore; ``pid`` is the kernel's, as this process sees it.
+
+    ``gpu_s`` are the seconds that the GPU's part took, ``None`` where there was none.
+    """
 
     pid: int
     restore_s: float
+    gpu_s: float | None = None
     pid_namespace: bool = False
     time_namespace: bool = False
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -161,6 +161,8 @@ class Supervisor:
         timeout: float,
         pid_namespace: Literal["auto", "never", "always"] = "auto",
         stream: bool = False,
+        gpu_map: Mapping[str, str] | None = None,
+        gpu_timeout: float = 30.0,
         log: Path | None = None,
     ) -> Supervisor:
         """Start the restore of a tree; called by the provisioner after ``prepare_for_restore``.
@@ -185,6 +187,10 @@ class Supervisor:
             Whether a taken PID may be solved with a new PID namespace.
         stream
             CRIU gets its images from the :class:`.stream.ImageServer` of the image directory.
+        gpu_map
+            UUIDs: which GPU stands for each one of the save; by index where it is empty.
+        gpu_timeout
+            Seconds that room on a GPU is waited for.
         log
             The kernel's log file; the supervisor's messages go to ``<log>.supervisor``.
 
@@ -201,6 +207,9 @@ class Supervisor:
         command += ["--pid-namespace", pid_namespace]
         if stream:
             command.append("--stream")
+        command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
+        for old, new in (gpu_map or {}).items():
+            command += ["--gpu-map", f"{old}={new}"]
         if hold:
             command += ["--hold", "--hold-timeout", f"{hold_timeout:.3f}"]
         try:

@@ -26,6 +26,7 @@ from ..models import (
     State,
 )
 from ..outside import Outside
+from ..saved_gpus import SavedGpus
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 #: So many of what is in a state are shown.
@@ -158,6 +159,7 @@ def state(it: State) -> None:
         ("CPU", it.node.cpu),
         ("CRIU", it.node.criu),
         ("GPUs", ", ".join(it.node.gpus) or "none"),
+        ("GPU memory", None if it.gpu is None else _of_gpus(it.gpu)),
         ("Restorable here", here),
     ]
     if not it.durable:
@@ -174,6 +176,12 @@ def state(it: State) -> None:
             click.echo(f"  saved: {clean(difference.saved or '-')}")
             click.echo(f"  here:  {clean(difference.here or '-')}")
     warnings(it.warnings)
+
+
+def _of_gpus(saved: SavedGpus) -> str:
+    where = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in saved.gpus if gpu.used)
+    several = f" of {saved.processes} processes" if saved.processes > 1 else ""
+    return f"{size(saved.memory)}{several} on {where or 'no GPU'}, driver {saved.driver}"
 
 
 def outside(found: Outside) -> None:

@@ -196,6 +196,13 @@ def new_key(file: str, as_json: bool) -> None:
 @click.option("--new", is_flag=True, help="Open it as a new kernel instead of rolling back.")
 @click.option("--path", metavar="PATH", help="Notebook path of the new kernel's session.")
 @click.option("--take-over", is_flag=True, help="Also from another server that runs the kernel.")
+@click.option(
+    "--gpu-map",
+    "gpu_map",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="The GPU that is to stand for one of the save, by UUID; may be given more than once.",
+)
 @wait_options
 @server_options
 def restore(
@@ -205,6 +212,7 @@ def restore(
     new: bool,
     path: str | None,
     take_over: bool,
+    gpu_map: tuple[str, ...],
     no_wait: bool,
     timeout: float,
 ) -> None:
@@ -213,15 +221,27 @@ def restore(
         raise click.UsageError("--path goes with --new: a roll-back keeps the kernel's notebook.")
     if take_over and new:
         raise click.UsageError("--take-over is for the kernel itself, --new makes another one.")
+    pairs = dict(_gpu_pair(pair) for pair in gpu_map)
+    if len(pairs) < len(gpu_map):
+        raise click.UsageError("--gpu-map names a GPU of the save more than once.")
     server, state_id = target.state(state)
     body: dict[str, Any] = {"mode": "new" if new else "rollback", "take_over": take_over}
     if path is not None:
         body["path"] = api_path(path, server.root_dir)
+    if pairs:
+        body["gpu_map"] = pairs
 
     def start() -> Operation:
         return server.post(Operation, "states", state_id, "restore", body=body)
 
     report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+
+
+def _gpu_pair(text: str) -> tuple[str, str]:
+    old, _, new = text.partition("=")
+    if not (old.startswith("GPU-") and new.startswith("GPU-")):
+        raise click.UsageError(f"--gpu-map takes two UUIDs, GPU-...=GPU-..., not '{text}'.")
+    return old, new
 
 
 @click.command()

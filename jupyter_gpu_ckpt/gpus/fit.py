@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -13,6 +14,8 @@ from .inventory import CudaGpu, CudaProcess, Gpu, GpuUse, Inventory, version
 #: The first driver that gives GPU memory to be saved, and the first that restores it elsewhere.
 FIRST_DRIVER: Final = (570,)
 FIRST_DRIVER_TO_MOVE: Final = (580,)
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -31,6 +34,7 @@ def fit(
     here: Inventory,
     saved_driver: str | None = None,
     ending: Collection[int] = (),
+    chosen: Mapping[str, str] = _NONE,
 ) -> Fit:
     """Find GPUs of this node for those of a state.
 
@@ -44,21 +48,33 @@ def fit(
         The version of the driver that it was saved with.
     ending
         Processes that will have ended by then: their memory counts as free.
+    chosen
+        Pairs that somebody wants, by UUID; the others are found.
     """
     if use is None or not use.processes:
         return Fit()
-    need = sum(one.memory_bytes or 0 for one in use.processes)
-    problem = _no_gpu(need, here) or _driver(use, here, saved_driver)
+    problem = (
+        _no_gpu(use.memory, here) or _driver(use, here, saved_driver) or _choice(use, here, chosen)
+    )
     if problem is not None:
         return Fit({}, [problem])
     used = used_gpus(use.processes, use.gpus)
+    by_uuid = {gpu.uuid: gpu for gpu in here.gpus}
     wanted = [gpu for gpu in use.gpus if gpu.uuid in used]
-    placed = _place(wanted, here.gpus, need // max(1, len(wanted)), ending)
+    told = all(gpu.released_bytes is not None for gpu in wanted)
+    share = use.memory // max(1, len(wanted))
+    needs = {gpu.uuid: gpu.released_bytes or 0 if told else share for gpu in wanted}
+    placed = {old: by_uuid[new] for old, new in chosen.items() if old in used}
+    free = [gpu for gpu in here.gpus if gpu.uuid not in chosen.values()]
+    left = [gpu for gpu in wanted if gpu.uuid not in chosen]
+    placed |= _place(left, free, needs, ending)
     problem = _unplaced(use, used, placed, here)
     if problem is not None:
         return Fit({}, [problem])
-    short = _room(need, list(placed.values()), ending)
-    pairs = _with_unused(use.gpus, placed, here.gpus)
+    short = _room(needs, placed, ending, told)
+    pairs = _with_unused(
+        use.gpus, {**chosen, **{old: gpu.uuid for old, gpu in placed.items()}}, here.gpus
+    )
     found = [*([short] if short else []), *_moved(use, used, pairs, here)]
     if saved_driver and here.driver and version(here.driver) > version(saved_driver):
         message = "The NVIDIA driver is newer than at the save."
@@ -119,33 +135,65 @@ def _driver(use: GpuUse, here: Inventory, saved: str | None) -> Difference | Non
     return Difference("driver", message, True, saved, driver)
 
 
+def _choice(use: GpuUse, here: Inventory, chosen: Mapping[str, str]) -> Difference | None:
+    """What is wrong with the pairs that somebody wants."""
+    saved = {gpu.uuid: gpu for gpu in use.gpus}
+    there = {gpu.uuid: gpu for gpu in here.gpus}
+    for old, new in chosen.items():
+        if old not in saved:
+            message = f"There was no GPU {old} at the save, for which another one was chosen."
+        elif new not in there:
+            message = f"This node has no GPU {new}, which was chosen."
+        elif list(chosen.values()).count(new) > 1:
+            message = f"The GPU {new} was chosen for more than one."
+        elif old in used_gpus(use.processes, use.gpus) and not _suits(saved[old], there[new]):
+            message = (
+                f"The GPU {new}, which was chosen, is of another kind, smaller, or has MIG on."
+            )
+        else:
+            continue
+        return Difference("gpu", message, True, _uuids(use.gpus), _uuids(here.gpus))
+    return None
+
+
+def _uuids(gpus: Sequence[CudaGpu] | Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.uuid} ({gpu.name})" for gpu in gpus)
+
+
 def _place(
-    used: Sequence[CudaGpu], gpus: Sequence[Gpu], share: int, ending: Collection[int]
+    used: Sequence[CudaGpu],
+    gpus: Sequence[Gpu],
+    needs: Mapping[str, int],
+    ending: Collection[int],
 ) -> dict[str, Gpu]:
     """As many of the used GPUs as possible onto other ones (augmenting paths).
 
-    A GPU with room for its share is taken before one without, then the same one as at the save,
-    then one that none has yet, then that with most room.
+    First onto those with room for what they need; what is left then onto the others, which says
+    best what is lacking. The same GPU as at the save is taken first, then one that none has yet,
+    then that with most room.
     """
     holder: dict[str, CudaGpu] = {}
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
 
-    def find(old: CudaGpu, tried: set[str]) -> bool:
+    def find(old: CudaGpu, tried: set[str], roomy: bool) -> bool:
         def rank(gpu: Gpu) -> tuple[bool, bool, bool, int]:
             free = _free(gpu, ending)
-            return free < share, gpu.uuid != old.uuid, gpu.uuid in holder, -free
+            return free < needs[old.uuid], gpu.uuid != old.uuid, gpu.uuid in holder, -free
 
         for gpu in sorted((gpu for gpu in gpus if _suits(old, gpu)), key=rank):
-            if gpu.uuid in tried:
+            if gpu.uuid in tried or (roomy and _free(gpu, ending) < needs[old.uuid]):
                 continue
             tried.add(gpu.uuid)
-            if gpu.uuid not in holder or find(holder[gpu.uuid], tried):
+            if gpu.uuid not in holder or find(holder[gpu.uuid], tried, roomy):
                 holder[gpu.uuid] = old
                 return True
         return False
 
-    for old in sorted(used, key=lambda one: one.uuid not in by_uuid):
-        find(old, set())
+    for roomy in (True, False):
+        placed = {old.uuid for old in holder.values()}
+        for old in sorted(used, key=lambda one: one.uuid not in by_uuid):
+            if old.uuid not in placed:
+                find(old, set(), roomy)
     return {old.uuid: by_uuid[uuid] for uuid, old in holder.items()}
 
 
@@ -185,25 +233,33 @@ def _unplaced(
     return None
 
 
-def _room(need: int, placed: Sequence[Gpu], ending: Collection[int]) -> Difference | None:
-    """How much of it is on which of several GPUs is not known: it is taken as a whole."""
-    free = sum(_free(gpu, ending) for gpu in placed)
-    if not placed or free >= need:
+def _room(
+    needs: Mapping[str, int], placed: Mapping[str, Gpu], ending: Collection[int], told: bool
+) -> Difference | None:
+    """Whether there is room on each GPU, or on all together where each one's need is not known."""
+    parts = [([gpu], needs[old]) for old, gpu in placed.items()]
+    if not told:
+        parts = [(list(placed.values()), sum(needs.values()))]
+    for gpus, need in parts:
+        free = sum(_free(gpu, ending) for gpu in gpus)
+        if free < need:
+            break
+    else:
         return None
     message = (
         f"The kernel needs {gigabytes(need)} of GPU memory, and {gigabytes(free)} are free here."
     )
     # The driver may know the processes by other numbers (containers): then theirs may be enough.
-    known = {one.pid for gpu in placed for one in gpu.processes}
-    sure = not ending or bool(known & set(ending)) or sum(gpu.memory for gpu in placed) < need
+    known = {one.pid for gpu in gpus for one in gpu.processes}
+    sure = not ending or bool(known & set(ending)) or sum(gpu.memory for gpu in gpus) < need
     return Difference("gpu_memory", message, sure, gigabytes(need), gigabytes(free))
 
 
 def _with_unused(
-    saved: Sequence[CudaGpu], placed: dict[str, Gpu], gpus: Sequence[Gpu]
+    saved: Sequence[CudaGpu], placed: Mapping[str, str], gpus: Sequence[Gpu]
 ) -> dict[str, str]:
     """Every GPU of the save, the used ones and then the others: each gets one of its own."""
-    pairs = {uuid: gpu.uuid for uuid, gpu in placed.items()}
+    pairs = dict(placed)
     left = [gpu for gpu in gpus if gpu.uuid not in pairs.values()]
     for likeness in (
         lambda old, gpu: gpu.uuid == old.uuid,

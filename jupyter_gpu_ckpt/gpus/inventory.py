@@ -66,19 +66,33 @@ class CudaProcess(msgspec.Struct, frozen=True):
 
 
 class CudaGpu(msgspec.Struct, frozen=True):
-    """A GPU that the driver knew when a state was saved, used or not."""
+    """A GPU that the driver knew when a state was saved, used or not.
+
+    ``released_bytes`` became free on it then; ``None`` where the driver does not tell.
+    """
 
     uuid: str
     name: str
     memory_bytes: int
+    released_bytes: int | None = None
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """What a state has of GPUs: ``gpu`` in ``kernel-capture``'s event ``done``."""
+    """What a state has of GPUs: ``gpu`` in ``kernel-capture``'s event ``done``.
+
+    ``blocked_s`` is for how many seconds the kernel's calls of the driver waited.
+    """
 
     processes: list[CudaProcess] = []
     gpus: list[CudaGpu] = []
     cuda_version: int | None = None
+    driver: str | None = None
+    blocked_s: float = 0.0
+
+    @property
+    def memory(self) -> int:
+        """Bytes of GPU memory that are in the state, about."""
+        return sum(one.memory_bytes or 0 for one in self.processes)
 
 
 def version(driver: str) -> tuple[int, ...]:

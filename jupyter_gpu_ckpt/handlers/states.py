@@ -12,6 +12,8 @@ from ..errors import CkptError
 from ..models import RestoreMode
 from .base import API, EmptyBody, GpuCkptHandler
 
+GpuId = Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-fA-F-]{1,64}$")]
+
 
 class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What ``POST /states/{id}/restore`` takes."""
@@ -19,6 +21,7 @@ class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     mode: RestoreMode = "rollback"
     path: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     take_over: bool = False
+    gpu_map: Annotated[dict[GpuId, GpuId], msgspec.Meta(max_length=64)] = {}
 
 
 class MarkBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -49,7 +52,7 @@ class StateHandler(GpuCkptHandler):
     @authorized
     async def get(self, state_id: str) -> None:
         """Describe one state, and whether it can be restored here."""
-        self.answer(await self.keeper.state(self.checked_id("state", state_id)))
+        self.answer(await self.keeper.saved.one(self.checked_id("state", state_id)))
 
     @web.authenticated
     @authorized
@@ -99,8 +102,15 @@ class RestoreHandler(GpuCkptHandler):
         state_id = self.checked_id("state", state_id)
         body = self.body(RestoreBody)
         path = _api_path(body.path)
-        restore = self.keeper.restore
-        self.accepted(await restore(state_id, mode=body.mode, path=path, take_over=body.take_over))
+        self.accepted(
+            await self.keeper.restore(
+                state_id,
+                mode=body.mode,
+                path=path,
+                take_over=body.take_over,
+                gpu_map=body.gpu_map,
+            )
+        )
 
 
 def _api_path(path: str | None) -> str | None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
-
-from ..place_settings import path_part
+from urllib.parse import quote
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
 
-def filled(template: str, user: str, server: str) -> str:
-    """A template with the names filled in, so that no two lead to the same place.
+def safe(name: str) -> str:
+    """A name as one part of a path or URL; no two names become the same.
 
-    As ``{username}`` in ``GpuCkpt.store_url``.
+    Nothing in it leads out of a folder. ``_`` stands for no name, as for a server without one.
     """
-    named = path_part(server)
-    if named.startswith("_"):  # which alone stands for a server without a name
-        named = f"%5F{named[1:]}"
-    names = {"username": path_part(user), "servername": named or "_"}
+    quoted = quote(name, safe="@") if name else "_"
+    if quoted.startswith(".") or (name and quoted.startswith("_")):
+        return f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    return quoted
+
+
+def filled(template: str, user: str, server: str) -> str:
+    """A template with the names filled in, made safe."""
+    names = {"username": safe(user), "servername": safe(server)}
     return _FIELD.sub(lambda match: names[match[1]], template)
 
 

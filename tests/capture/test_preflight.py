@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ from jupyter_gpu_ckpt.capture.preflight import (
     check_save,
     kernel_and_descendants,
 )
-from jupyter_gpu_ckpt.capture.protocol import Finding, Probe
+from jupyter_gpu_ckpt.capture.protocol import Finding, GpuAbility, Probe
 from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.gpus.fit import fit
 from jupyter_gpu_ckpt.gpus.inventory import CudaGpu, CudaProcess, GpuUse, Inventory
 
 from .conftest import RunningKernel
@@ -49,10 +51,26 @@ def test_a_node_that_cannot_capture(kernel: RunningKernel, probe: Probe) -> None
 def test_gpu_memory_on_a_node_without_gpus(probe: Probe) -> None:
     use = GpuUse([CudaProcess(1, memory_bytes=2 * 10**9)], [CudaGpu("GPU-1", "H100", 80 * 10**9)])
     here = node_info(probe, Inventory())
-    found = check_restore(probe=probe, saved=here, here=here, mapped_files=[], gpu_use=use)
+    placed = fit(use, Inventory())
+    found = check_restore(probe=probe, saved=here, here=here, mapped_files=[], gpus=placed)
     assert found[0].blocking
     assert found[0].message.startswith("The kernel has 2.0 GB of GPU memory, and this node has no")
     assert not check_restore(probe=probe, saved=here, here=here, mapped_files=[])
+
+
+def test_a_gpu_that_is_open(kernel: RunningKernel, probe: Probe) -> None:
+    # The null device by another name: a kernel cannot tell, and a driver is not asked.
+    device = f"/dev/nvidia-of-a-test-{os.getpid()}"
+    os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    try:
+        kernel.run(f"held = open({device!r})")
+        assert "libcuda.so.1" in refused(kernel, msgspec.structs.replace(probe, gpu=None)).message
+        old = Finding("gpu_unsupported", "The driver is too old.")
+        other = msgspec.structs.replace(probe, gpu=GpuAbility(), notes=[old])
+        assert "The driver is too old." in refused(kernel, other).message
+        check_save(kernel.pid, msgspec.structs.replace(probe, gpu=GpuAbility(checkpoint=True)))
+    finally:
+        os.unlink(device)
 
 
 def test_a_dead_kernel(kernel: RunningKernel, probe: Probe) -> None:

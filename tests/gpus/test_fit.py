@@ -149,3 +149,26 @@ def test_a_placement_is_found_where_there_is_one(
         assert list(found.pairs) == [one.uuid for one in use.gpus]
         assert len(set(found.pairs.values())) == len(found.pairs)
         assert all(suits(one, by_uuid[found.pairs[one.uuid]]) for one in use.gpus)
+
+
+def test_by_hand() -> None:
+    use, here = saved(old("a"), old("b")), node(new("x"), new("y"), new("z", "L4"))
+    found = fit(use, here, chosen={"GPU-a": "GPU-y"})
+    assert found.pairs == {"GPU-a": "GPU-y", "GPU-b": "GPU-x"}
+    for chosen, words in [
+        ({"GPU-c": "GPU-x"}, "no GPU GPU-c at the save"),
+        ({"GPU-a": "GPU-c"}, "no GPU GPU-c, which was chosen"),
+        ({"GPU-a": "GPU-x", "GPU-b": "GPU-x"}, "for more than one"),
+        ({"GPU-a": "GPU-z"}, "another kind"),
+    ]:
+        (difference,) = fit(use, here, chosen=chosen).differences
+        assert difference.blocking and words in difference.message
+
+
+def test_room_is_needed_on_each_gpu_where_the_driver_told_how_much() -> None:
+    gpus = [CudaGpu(f"GPU-{i}", "H100", 80 * GB, n * GB) for i, n in (("a", 50), ("b", 10))]
+    use = saved(*gpus, need=60 * GB)
+    here = node(new("a", used=40 * GB), new("b"))
+    assert fit(use, here).pairs == {"GPU-a": "GPU-b", "GPU-b": "GPU-a"}
+    (short,) = (it for it in fit(use, here, chosen={"GPU-a": "GPU-a"}).differences if it.blocking)
+    assert "needs 50.0 GB of GPU memory, and 40.0 GB are free" in short.message

@@ -216,16 +216,6 @@ def test_a_dump_that_criu_fails_gives_the_gpu_back(
             intact(one, sums)
 
 
-def test_a_save_that_is_killed_while_the_kernel_is_frozen_gives_the_gpu_back(pair: Pair) -> None:
-    here, one, sums = pair
-    capture = one.dump("--window-dir", str(one.folder))  # its log lies there
-    capture.expect("window")
-    assert here.machine.used() == 0
-    capture.process.kill()
-    capture.wait()
-    intact(one, sums)
-
-
 def test_a_killed_save_gives_the_gpu_back(pair: Pair) -> None:
     here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")

@@ -81,13 +81,17 @@ class SimulatedMachine:
 
     def start(self) -> None:
         (self.folder / "machine.json").write_text(json.dumps(self.description))
-        self.process = subprocess.Popen(
+        self.process = self.launch()
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start the process that plays the machine."""
+        return subprocess.Popen(
             [sys.executable, str(SOURCE / "machine.py"), str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
 
     def environment(self, variant: str = "") -> dict[str, str]:
         """What a process needs to find this machine and its libraries."""

@@ -1,0 +1,98 @@
+"""``kernel-capture``'s errors about GPUs in a user's words."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ..errors import CkptError
+
+
+class _Words(NamedTuple):
+    reason: str
+    message: str  # {said} is what kernel-capture said
+    hint: str | None
+
+
+_SAVE: Final = {
+    "gpu_unsupported": _Words(
+        "not_savable",
+        "The kernel's GPU memory cannot be saved. {said} The kernel runs on.",
+        "Restart the kernel without using the GPU in this way; 'jupyter gpu-ckpt doctor' says what "
+        "the driver here can do.",
+    ),
+    "no_memory": _Words(
+        "no_space",
+        "To be saved, what the kernel has on the GPU has to go to this machine's memory. {said} "
+        "The kernel runs on.",
+        "Free GPU memory in the kernel, end other kernels, or ask for a larger memory limit.",
+    ),
+    "gpu_busy": _Words(
+        "busy",
+        "What the kernel has running on the GPU did not end in time, so it was not saved. "
+        "The kernel runs on.",
+        "Save again when the cell has ended, or raise GpuCkpt.gpu_timeout.",
+    ),
+    "gpu_full": _Words(
+        "dump_failed",
+        "The GPU has no room any more for the kernel's memory. {said}",
+        "Restore a saved state of the kernel when the GPU has room.",
+    ),
+    "gpu_failed": _Words(
+        "dump_failed",
+        "The NVIDIA driver could not give the kernel's GPU memory to be saved. That was undone, "
+        "and the kernel runs on.",
+        "Try again; see also 'nvidia-smi' and the system's log (dmesg).",
+    ),
+    "gpu_stuck": _Words(
+        "dump_failed",
+        "The kernel could not be saved, and did not get its GPU back: what it does on the GPU "
+        "waits or fails.",
+        "Restore its last saved state, or restart it.",
+    ),
+}
+
+_RESTORE: Final = {
+    "gpu_unsupported": _Words(
+        "not_restorable",
+        "The kernel's GPU memory cannot be restored here. {said}",
+        "The state is kept: restore it on a node like the one it was saved on.",
+    ),
+    "no_memory": _Words(
+        "not_restorable",
+        "This machine has no memory for what the kernel has on the GPU. {said} The state is kept.",
+        "End other kernels, or ask for a larger memory limit.",
+    ),
+    "gpu_full": _Words(
+        "not_restorable",
+        "The GPU has no room for the kernel's memory. The state is kept.",
+        "End other kernels that use the GPU, then restore.",
+    ),
+}
+_RESTORE_FAILED: Final = _Words(
+    "restore_failed",
+    "The NVIDIA driver could not restore the kernel's GPU memory. The state is kept.",
+    "Try again; see also 'nvidia-smi' and the system's log (dmesg).",
+)
+
+
+def gpu_error(reason: str, said: str, details: str | None, *, save: bool) -> CkptError | None:
+    """What a GPU stood in the way of; ``None`` where it is none of these reasons.
+
+    Parameters
+    ----------
+    reason
+        Of the ``error`` event, or of ``problem`` in ``done``.
+    said
+        Its message.
+    details
+        The error's details.
+    save
+        Whether it was a save that failed, or a restore.
+    """
+    words = _SAVE.get(reason)
+    if words is None:
+        return None
+    if not save:
+        words = _RESTORE.get(reason, _RESTORE_FAILED)
+    message = words.message.format(said=said).strip()
+    return CkptError(words.reason, message, hint=words.hint, details=details)

@@ -1,0 +1,97 @@
+"""Test nodes with simulated GPUs (`tests/simgpu`): the driver lies where a real one would."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.harness.client import KernelClient, wait_for
+from tests.harness.node import REPOSITORY, Node
+from tests.simgpu.simgpu import SOURCE, SimulatedMachine
+
+#: What a notebook runs first: device memory of its own, and what is in it.
+PRELUDE = f"""
+import os, sys, subprocess, time
+sys.path.insert(0, {str(REPOSITORY)!r})
+from tests.simgpu.api import *
+MIB = 1 << 20
+"""
+
+
+class NodeMachine(SimulatedMachine):
+    """The node's GPUs: a process of the node, so that both know processes by the same numbers."""
+
+    def __init__(self, node: Node, folder: Path, gpus: Iterable[dict[str, Any]], **settings: Any):
+        self._node = node
+        super().__init__(folder, gpus, **settings)
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        return self._node.popen(
+            [sys.executable, str(SOURCE / "machine.py"), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def become(self, *gpus: dict[str, Any], **settings: Any) -> None:
+        """Have other GPUs, or another driver; nothing that runs may use them."""
+        self.stop()
+        self.gpus = list(gpus)
+        self.description = {"gpus": self.gpus, **settings}
+        self.start()
+
+
+class GpuNode(Node):
+    """A node with these GPUs; `folder` must be one of the shared ones."""
+
+    def __init__(self, hostname: str, folder: Path, *gpus: dict[str, Any], **settings: Any) -> None:
+        super().__init__(hostname, [folder])
+        own = folder / hostname
+        own.mkdir()
+        try:
+            self.machine = NodeMachine(self, own / "machine", gpus, **settings)
+            configuration, cache = own / "ld.so.conf", own / "ld.so.cache"
+            configuration.write_text(f"{self.machine.libraries}\ninclude /etc/ld.so.conf\n")
+            ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin")
+            assert ldconfig
+            subprocess.run([ldconfig, "-X", "-C", cache, "-f", configuration], check=True)
+            self.run(["mkdir", "-p", "/run/simgpu"])
+            self.run(["mount", "--bind", str(self.machine.folder), "/run/simgpu"])
+            self.run(["mount", "--bind", str(cache), "/etc/ld.so.cache"])
+        except BaseException:
+            self.kill()
+            raise
+
+    def __enter__(self) -> GpuNode:
+        return self
+
+    def kill(self) -> None:
+        """Let the node die with its GPUs."""
+        super().kill()
+        machine = getattr(self, "machine", None)
+        if machine is not None and machine.process.stdin:
+            machine.stop()
+            machine.process.stdin = None
+
+    def wait_free(self, gpu: int = 0) -> None:
+        """Wait until nobody has memory of a GPU."""
+        wait_for(f"GPU {gpu} is free", lambda: self.machine.used(gpu) == 0, 30)
+
+
+def hold(kernel: KernelClient, mib: int = 1, ordinal: int = 0, name: str = "data") -> str:
+    """Have the kernel put random bytes onto a GPU; returns their checksum."""
+    return str(
+        kernel.run(
+            f"{PRELUDE}\ngpu_{name} = Gpu({ordinal})\n"
+            f"{name} = gpu_{name}.upload(os.urandom({mib} * MIB))\n"
+            f"print(gpu_{name}.checksum({name}, {mib} * MIB))"
+        )
+    )
+
+
+def checksum(kernel: KernelClient, mib: int = 1, name: str = "data") -> str:
+    """Have the GPU compute what is in its memory now."""
+    return str(kernel.run(f"gpu_{name}.use(); print(gpu_{name}.checksum({name}, {mib} * MIB))"))

@@ -1,0 +1,238 @@
+"""Kernels with memory on GPUs: saved and restored, here and on other GPUs, whatever fails.
+
+Real Jupyter Server and CRIU, a simulated driver (`tests/simgpu`) on nodes of its own. The last test
+lets the first node die, which the others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.client import API, KernelClient
+from tests.harness.gpus import GpuNode, checksum, hold
+from tests.harness.server import Home, JupyterServer, shared_folder
+from tests.simgpu.simgpu import gpu
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+CONFIG = {"GpuCkpt": {"gpu_timeout": 2.0}}
+UUIDS = [gpu(number)["uuid"] for number in range(4)]
+
+#: A child with device memory of its own, which says on request what is in it.
+CHILD = """
+child = subprocess.Popen([sys.executable, "-u", "-c", '''
+import sys; sys.path.insert(0, sys.argv[1])
+from tests.simgpu.api import *
+import os
+gpu = Gpu(0)
+data = gpu.upload(os.urandom(1 << 20))
+for line in sys.stdin:
+    print(gpu.checksum(data, 1 << 20))
+''', sys.path[0]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+def of_child():
+    print(file=child.stdin, flush=True)
+    return child.stdout.readline().strip()
+print(of_child())
+"""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with shared_folder("gpus") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def node(place: Path) -> Iterator[GpuNode]:
+    with GpuNode("gpu-one", place, gpu(0), gpu(1)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def server(place: Path, node: GpuNode) -> Iterator[JupyterServer]:
+    with JupyterServer(Home(place / "home"), node=node, config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def kernel(server: JupyterServer, node: GpuNode, request: Any) -> Iterator[KernelClient]:
+    """A kernel of the test's own; all of its memory is free afterwards."""
+    node.machine.faults()
+    one = server.client.start(server.home.add_notebook(f"{abs(hash(request.node.name))}.ipynb"))
+    yield one
+    if not node.alive:
+        return
+    node.machine.faults()
+    for other in server.client.get("api/kernels"):
+        server.client.delete(f"api/kernels/{other['id']}")
+    node.wait_free(0)
+    node.wait_free(1)
+
+
+def test_two_gpus_and_two_processes_come_back_here(
+    server: JupyterServer, kernel: KernelClient
+) -> None:
+    client = server.client
+    sums = [hold(kernel), hold(kernel, ordinal=1, name="other"), kernel.run(CHILD)]
+
+    def now() -> list[str]:
+        return [checksum(kernel), checksum(kernel, name="other"), kernel.run("print(of_child())")]
+
+    saved = client.save(kernel)["result"]
+    assert not saved["warnings"]
+    assert now() == sums
+
+    state = client.get(f"{API}states/{saved['state_id']}")
+    assert state["restorable"]
+    of_gpus = state["gpu"]
+    assert (of_gpus["processes"], of_gpus["driver"]) == (2, "580.95.05")
+    assert of_gpus["memory"] >= 3 * MIB
+    assert [(one["uuid"], one["used"]) for one in of_gpus["gpus"]] == [
+        (UUIDS[0], True),
+        (UUIDS[1], True),
+    ]
+    kernel.run("gpu_data.use(); gpu_data.write(data, bytes(MIB))")
+    assert now() != sums
+    client.restore(saved["state_id"])
+    assert now() == sums
+
+
+def test_a_hibernated_kernel_frees_its_gpu_and_a_copy_has_memory_of_its_own(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient
+) -> None:
+    client = server.client
+    data = hold(kernel)
+    operation = client.done(dict(client.post(f"{API}kernels/{kernel.id}/hibernate")))
+    assert node.machine.used(0) == 0
+    result = client.restore(operation["result"]["state_id"], mode="new")["result"]
+    copy = client.connect(result["kernel_id"])
+    assert checksum(copy) == data
+    copy.run("gpu_data.use(); gpu_data.write(data, bytes(MIB))")
+    # The cell wakes it.
+    assert checksum(kernel) == data
+    assert node.machine.used(0) == 2 * MIB
+
+
+def test_a_gpu_without_room_is_refused_in_words(
+    server: JupyterServer, kernel: KernelClient
+) -> None:
+    client = server.client
+    data = hold(kernel, 20)
+    hold(kernel, 20, ordinal=1, name="other")
+    state_id = client.save(kernel)["result"]["state_id"]
+    other = client.start(server.home.add_notebook("other.ipynb"))
+    hold(other, 30)
+    operation = client.finished(
+        dict(client.post(f"{API}states/{state_id}/restore", {"mode": "new"}))
+    )
+    error = operation["error"]
+    assert error["reason"] == "not_restorable"
+    assert "of GPU memory, and" in error["message"] and "are free here" in error["message"]
+    assert checksum(kernel, 20) == data
+    # In its own place there is room: its own.
+    client.restore(state_id)
+    assert checksum(kernel, 20) == data
+
+
+def test_work_on_the_gpu_is_waited_for_and_not_for_ever(
+    server: JupyterServer, kernel: KernelClient
+) -> None:
+    client = server.client
+    data = hold(kernel)
+    kernel.run("gpu_data.launch('spin', ms=500)")
+    client.save(kernel)
+    kernel.run("gpu_data.launch('spin', ms=4500); gpu_data.launch('add', data, 0)")
+    operation = client.finished(client.begin_save(kernel))
+    assert operation["error"]["reason"] == "busy"
+    assert "did not end in time" in operation["error"]["message"]
+    kernel.run("gpu_data.synchronize()")
+    assert checksum(kernel) == data
+    client.save(kernel)
+
+
+@pytest.mark.parametrize("step", ["Lock", "Checkpoint"])
+def test_a_driver_that_fails_before_the_save_leaves_the_kernel_as_it_was(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient, step: str
+) -> None:
+    client = server.client
+    data = hold(kernel)
+    states = client.states(kernel=kernel.id)
+    node.machine.faults(f"cuCheckpointProcess{step} * error 999")
+    operation = client.finished(client.begin_save(kernel))
+    assert operation["error"]["reason"] == "dump_failed"
+    assert "the kernel runs on" in operation["error"]["message"]
+    assert client.states(kernel=kernel.id) == states
+    assert checksum(kernel) == data
+    node.machine.faults()
+    client.save(kernel)
+
+
+@pytest.mark.parametrize("step", ["Restore", "Unlock"])
+def test_a_gpu_that_is_not_given_back_after_a_save(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient, step: str
+) -> None:
+    """The kernel is restored from that save, or by its user when the driver works again."""
+    client = server.client
+    data = hold(kernel)
+    events = client.events()
+    node.machine.faults(f"cuCheckpointProcess{step} * error 999")
+    operation = client.begin_save(kernel)
+    events.wait_for("operation", operation_id=operation["id"], phase="storing", timeout=60)
+    if step == "Restore":
+        node.machine.faults()
+    saved = client.done(operation)["result"]
+    (warning,) = saved["warnings"]
+    assert "did not give the kernel its GPU back" in warning
+    if step == "Restore":
+        told = events.wait_for("kernel", action="restored", timeout=60)
+        assert "did not give the kernel its GPU back" in told["message"]
+    else:
+        events.wait_for("kernel", action="restore_failed", timeout=60)
+        node.machine.faults()
+        kernel = client.connect(kernel.id)  # an empty one
+        client.restore(saved["state_id"])
+    assert checksum(kernel) == data
+    client.save(kernel)
+
+
+def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
+    server: JupyterServer, place: Path, node: GpuNode, kernel: KernelClient
+) -> None:
+    data, other = hold(kernel), hold(kernel, ordinal=1, name="other")
+    state_id = server.client.save(kernel)["result"]["state_id"]
+    node.kill()
+    server.kill()
+    with (
+        GpuNode("gpu-two", place, gpu(2), gpu(3)) as second,
+        JupyterServer(server.home, node=second, port=server.port, config=CONFIG) as there,
+    ):
+        client = there.client
+        client.wait_lost(1)
+        for gpus, settings, words in [
+            ([gpu(2)], {}, "2 GPUs at the save, and here are 1"),
+            ([gpu(2, name="Other", chip="X"), gpu(3)], {}, "Too few GPUs"),
+            ([gpu(2, memory=MIB // 2), gpu(3)], {}, "Too few GPUs"),
+            ([gpu(2), gpu(3)], {"driver": "575.51.02", "cuda": 12090}, "older than at the save"),
+            ([gpu(2, mig=True), gpu(3, mig=True)], {}, "MIG is on"),
+        ]:
+            second.machine.become(*gpus, **settings)
+            client.get(f"{API}doctor")  # which asks the driver anew
+            operation = client.finished(dict(client.post(f"{API}lost/{kernel.id}/restore")))
+            assert operation["error"]["reason"] == "not_restorable"
+            assert words in operation["error"]["message"], operation["error"]
+        second.machine.become(gpu(2), gpu(3))
+        client.get(f"{API}doctor")
+        client.restore_lost(kernel.id)
+        back = client.connect(kernel.id)
+        assert (checksum(back), checksum(back, name="other")) == (data, other)
+        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[2:]
+        # The other way round, by hand.
+        swapped = {UUIDS[0]: UUIDS[3], UUIDS[1]: UUIDS[2]}
+        client.restore(state_id, gpu_map=swapped)
+        assert (checksum(back), checksum(back, name="other")) == (data, other)
+        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[:1:-1]
