@@ -94,7 +94,7 @@ def outside(record: StateRecord) -> Outside | None:
 
 
 def gpu_use(record: StateRecord) -> GpuUse | None:
-    """What the state has of GPUs; ``None``: nothing. ``not_restorable``: a later version's words."""
+    """What the state has of GPUs, ``None``: nothing; ``not_restorable``: in later words."""
     try:
         return msgspec.convert(record.meta.gpu, GpuUse | None)
     except msgspec.ValidationError as error:
