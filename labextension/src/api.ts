@@ -98,6 +98,10 @@ export interface IState {
   damage: string | null;
   /** `null` where it is not known. */
   outside: IOutside | null;
+  /** Names of the GPUs that the kernel used, one for each. */
+  gpus: string[];
+  /** Its memory on all of them. */
+  gpu_memory: number;
 }
 
 /** What memory or data of a kernel is. */

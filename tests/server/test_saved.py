@@ -140,20 +140,35 @@ def test_what_will_not_come_back(
     assert api.done(f"/states/{plain}/restore")["warnings"] == []
 
 
+def a_record(**meta: Any) -> StateRecord:
+    return StateRecord(
+        id="20200101T000000Z-00000000",
+        created="2020-01-01T00:00:00Z",
+        size=1,
+        stored_size=1,
+        meta=StateMeta(kernel_id="k", kernel_name="k", display_name="K", language="k", **meta),
+    )
+
+
 def test_states_that_say_nothing_or_in_later_words() -> None:
     said: dict[str, object] = {"files": [{"path": "/data", "mode": "write", "later": 1}]}
     for meta, known in ((None, None), (said, 1), ({"files": [{"path": "/x", "mode": "?"}]}, None)):
-        record = StateRecord(
-            id="20200101T000000Z-00000000",
-            created="2020-01-01T00:00:00Z",
-            size=1,
-            stored_size=1,
-            meta=StateMeta(
-                kernel_id="k", kernel_name="k", display_name="K", language="k", outside=meta
-            ),
-        )
-        outside = describe.state(record).outside
+        outside = describe.state(a_record(outside=meta)).outside
         assert (None if outside is None else len(outside.files)) == known
+
+
+def test_a_state_names_the_gpus_that_its_kernel_used() -> None:
+    gpus = [{"uuid": f"GPU-{name}", "name": name, "memory_bytes": 9} for name in ("A", "B", "B")]
+    processes = [{"pid": 1, "memory_bytes": 5, "visible": "0"}, {"pid": 2, "visible": "1"}]
+    gpus[2]["uuid"] = "GPU-C"
+    for use, known in (
+        (None, ([], 0)),
+        ({"processes": [], "gpus": gpus}, ([], 0)),
+        ({"processes": processes, "gpus": gpus}, (["A", "B"], 5)),
+        ({"processes": "later"}, ([], 0)),
+    ):
+        state = describe.state(a_record(gpu=use))
+        assert (state.gpus, state.gpu_memory) == known
 
 
 def test_pins_and_labels(api: Api, shell: Shell, two_states: tuple[str, str]) -> None:

@@ -44,6 +44,8 @@ export function aState(change: Partial<IState> = {}): IState {
     verified: null,
     damage: null,
     outside: null,
+    gpus: [],
+    gpu_memory: 0,
     ...change
   };
 }

@@ -2,6 +2,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 
 import type { IState } from '../api';
 import {
+  gpuText,
   obstacleText,
   olderState,
   reasonText,
@@ -61,6 +62,17 @@ describe('stateMarks', () => {
       'local only',
       'encrypted'
     ]);
+  });
+});
+
+describe('gpuText', () => {
+  it('says how much is on which GPUs', () => {
+    const text = (...gpus: string[]) =>
+      gpuText({ gpus, gpu_memory: 3_200_000_000 }, trans);
+    expect(text('NVIDIA H200')).toBe('3.2 GB on NVIDIA H200');
+    expect(text('H200', 'H100', 'H200')).toBe('3.2 GB on 2 × H200, H100');
+    expect(text()).toBe('3.2 GB of GPU memory');
+    expect(gpuText(aState(), trans)).toBeNull();
   });
 });
 

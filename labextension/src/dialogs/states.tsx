@@ -46,6 +46,24 @@ export function stateMarks(state: IState, trans: TranslationBundle): string[] {
   return marks.filter(([is]) => is).map(([, word]) => word);
 }
 
+/** What a state has of GPUs, in a user's words; `null` for nothing. */
+export function gpuText(
+  { gpus, gpu_memory }: Pick<IState, 'gpus' | 'gpu_memory'>,
+  trans: TranslationBundle
+): string | null {
+  if (gpus.length === 0 && gpu_memory === 0) {
+    return null;
+  }
+  const counts = new Map<string, number>();
+  gpus.forEach(name => counts.set(name, (counts.get(name) ?? 0) + 1));
+  const names = [...counts].map(([name, count]) =>
+    count > 1 ? trans.__('%1 × %2', count, name) : name
+  );
+  return names.length > 0
+    ? trans.__('%1 on %2', formatSize(gpu_memory), names.join(', '))
+    : trans.__('%1 of GPU memory', formatSize(gpu_memory));
+}
+
 /** The newest state that is older than this one and not known to be damaged. */
 export function olderState(states: IState[], state: IState): IState | null {
   const later = states.slice(states.indexOf(state) + 1);
@@ -150,6 +168,10 @@ export function StateFacts(props: IFactsProps): JSX.Element {
   }
   if (state.execution_state === 'busy') {
     facts.push(trans.__('a cell was running'));
+  }
+  const gpu = gpuText(state, trans);
+  if (gpu) {
+    facts.push(gpu);
   }
   if (state.cost !== null) {
     facts.push(trans.__('deleting it frees %1', formatSize(state.cost)));
