@@ -23,8 +23,6 @@ from traitlets.config import Config
 
 from jupyter_gpu_ckpt.hub import configure
 from jupyter_gpu_ckpt.limits import VARIABLE
-from tests.harness.client import wait_for
-from tests.harness.slurm import cluster
 
 NEEDED = ["CHECKPOINT_RESTORE", "NET_ADMIN", "SETPCAP"]
 #: A user of this machine.
@@ -273,60 +271,7 @@ def test_a_job_is_the_server_and_hears_of_its_end() -> None:
     assert VARIABLE in made.get_req_subvars()["keepvars"].split(",")
 
 
-SERVER = """#!/usr/bin/env python3
-import signal, subprocess, sys, time
-kernel = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-def save(*_):
-    time.sleep(1)
-    print("the kernel", "lives" if kernel.poll() is None else "was ended", flush=True)
-    kernel.kill()
-    sys.exit()
-signal.signal(signal.SIGTERM, save)
-print("up", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.root
-def test_the_hub_stops_the_server_and_not_its_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, output = tmp_path / "server", tmp_path / "output"
-    program.write_text(SERVER)
-    program.chmod(0o755)
-    with cluster() as slurm:
-        for name, value in slurm.environment().items():
-            monkeypatch.setenv(name, value)
-        c = told(
-            "batchspawner.SlurmSpawner",
-            SlurmSpawner={
-                "batchspawner_singleuser_cmd": str(program),
-                "exec_prefix": "",
-                "req_homedir": str(tmp_path),
-                "environment": slurm.environment(),
-            },
-        )
-        made, script = job(c)
-        output.touch()
-
-        def state() -> str:
-            return slurm.state(made.job_id)
-
-        made.job_id = slurm.submit(script, environment=made.get_env(), output=output)
-        wait_for("the server runs", lambda: "up" in output.read_text(), 30)
-        asyncio.run(made.cancel_batch_job())
-        wait_for("the job ends", lambda: state() not in ("RUNNING", "COMPLETING"), 30)
-        assert "the kernel lives" in output.read_text()
-        assert state() == "COMPLETED"
-        # One that still waits is cancelled.
-        later = "--begin=now+1hour"
-        made.job_id = slurm.submit(script, later, environment=made.get_env(), output=output)
-        assert state() == "PENDING"
-        asyncio.run(made.cancel_batch_job())
-        wait_for("the job is gone", lambda: state() == "CANCELLED", 30)
-
-
-def test_it_does_so_as_the_user() -> None:
+def test_the_hub_stops_a_job_as_the_user() -> None:
     made, _ = job(told("batchspawner.SlurmSpawner"))
     made.job_id = "7"
     asked: list[str] = []
