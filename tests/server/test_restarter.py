@@ -39,6 +39,20 @@ def kill_and_restore(events: EventStream, kernel: KernelClient) -> None:
     )
 
 
+def restores(process: psutil.Process) -> list[int]:
+    """PIDs of the restores below a process, also of those that ended and were not reaped yet."""
+    found = []
+    for child in process.children():
+        try:
+            if "restore" in child.cmdline():
+                found.append(child.pid)
+        except psutil.ZombieProcess:
+            found.append(child.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
 def fresh(server: JupyterServer, kernel: KernelClient) -> KernelClient:
     """Wait until an empty kernel answers under the same id, and connect to it."""
 
@@ -271,11 +285,8 @@ def test_shutting_down_ends_a_restore(server: JupyterServer, start: Start) -> No
     assert kernel.id not in [k["id"] for k in server.client.get("api/kernels")]
     wait_for(
         "nothing of it runs",
-        lambda: (
-            not psutil.pid_exists(pid)
-            and not [p for p in server.process.children() if "restore" in p.cmdline()]
-        ),
-        20,
+        lambda: not psutil.pid_exists(pid) and not restores(server.process),
+        30,
     )
 
 

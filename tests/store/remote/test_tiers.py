@@ -31,7 +31,7 @@ def node(url: str, proxy: Proxy, tmp_path: Path) -> Iterator[Node]:
     stores: list[TieredStore] = []
 
     def node(name: str = "a", *, start: bool = True, **traits: object) -> TieredStore:
-        options = {"timeout": 2.0, "options": proxy.options, **traits}
+        options = {"timeout": 10.0, "options": proxy.options, **traits}
         store = TieredStore(url, tmp_path / name, "ada", **options)  # type: ignore[arg-type]
         stores.append(store)
         if start:
@@ -168,7 +168,7 @@ def test_only_missing_packs_are_sent_after_a_cut(
 def test_an_unreachable_system_stops_nobody(
     node: Node, image: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
-    a = node("a")
+    a = node("a", timeout=2.0)
     first = save(a, image)
     wait_durable(a, first.id)
     proxy.down()
@@ -319,9 +319,10 @@ def test_leases_are_seen_elsewhere_and_hold_nothing_up(node: Node, proxy: Proxy)
     (seen,) = b.kernels()
     assert seen == record(1.0)
     time.sleep(2.1)
+    renewing = time.monotonic()
     a.renew_kernel(record(1.0))
     a._records.flush(10)
-    assert age(b) < 2.0
+    assert age(b) < time.monotonic() - renewing + 1.0
     proxy.down()
     began = time.monotonic()
     for renewed in range(2, 12):
