@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
 from jupyter_core.utils import ensure_async
 
+from .capture.gpu_use import uses_driver
 from .operations import in_thread
 from .work import Work
 
@@ -105,7 +104,7 @@ class Endings:
         dict
             By kernel id, why those that were not saved were not.
         """
-        gpu = await in_thread(lambda: [_uses_gpu(work.kernel.pid) for work in works])
+        gpu = await in_thread(lambda: [_uses_gpu(work) for work in works])
         now = time.monotonic()
         order = sorted(zip(gpu, works, strict=True), key=lambda pair: _value(pair[0], pair[1], now))
         turns = asyncio.Semaphore(self._policies.settings.shutdown_parallel)
@@ -236,19 +235,6 @@ def _value(uses_gpu: bool, work: Work, now: float) -> tuple[bool, float, float]:
     return (not uses_gpu, -(now - (work.unsaved_since or now)), work.seconds)
 
 
-def _uses_gpu(pid: int | None) -> bool:
-    """Whether a process of the kernel's tree has a GPU open."""
-    try:
-        process = psutil.Process(pid)
-        tree = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return False
-    for process in tree:
-        try:
-            folder = f"/proc/{process.pid}/fd"
-            for entry in os.listdir(folder):
-                if os.readlink(f"{folder}/{entry}").startswith(("/dev/nvidia", "/dev/dri/render")):
-                    return True
-        except OSError:  # another user's, or gone
-            continue
-    return False
+def _uses_gpu(work: Work) -> bool:
+    pid = work.kernel.pid
+    return pid is not None and uses_driver(pid)

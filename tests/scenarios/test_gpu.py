@@ -6,6 +6,7 @@ lets the first node die, which the others share.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,14 @@ def test_a_gpu_that_is_not_given_back_after_a_save(
     client.save(kernel)
 
 
+def command(server: JupyterServer, node: GpuNode, *argv: str) -> str:
+    """What ``jupyter gpu-ckpt`` prints on the node; fails unless it succeeds."""
+    code = "from jupyter_gpu_ckpt.cli.main import main; main()"
+    line = [sys.executable, "-c", code, *argv, "--url", server.base_url]
+    done = node.run(line, env={**server.home.environment(), "JUPYTER_TOKEN": server.token})
+    return str(done.stdout)
+
+
 def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
     server: JupyterServer, place: Path, node: GpuNode, kernel: KernelClient
 ) -> None:
@@ -232,7 +241,9 @@ def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
         assert (checksum(back), checksum(back, name="other")) == (data, other)
         assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[2:]
         # The other way round, by hand.
-        swapped = {UUIDS[0]: UUIDS[3], UUIDS[1]: UUIDS[2]}
-        client.restore(state_id, gpu_map=swapped)
+        said = command(there, second, "inspect", state_id)
+        assert "GPU memory" in said and UUIDS[0] in said and UUIDS[1] in said
+        swapped = [f"--gpu-map={UUIDS[0]}={UUIDS[3]}", f"--gpu-map={UUIDS[1]}={UUIDS[2]}"]
+        command(there, second, "restore", state_id, *swapped)
         assert (checksum(back), checksum(back, name="other")) == (data, other)
         assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[:1:-1]
