@@ -51,7 +51,6 @@ def state(
     """
     meta = record.meta
     modes = None if differences is None else _modes(differences)
-    gpus, gpu_memory = _gpu_use(record)
     return State(
         id=record.id,
         kernel_id=meta.kernel_id,
@@ -79,23 +78,8 @@ def state(
         verified=record.verified,
         damage=record.damage,
         outside=outside(record),
-        gpus=gpus,
-        gpu_memory=gpu_memory,
         gpu=_gpu(record),
     )
-
-
-def _gpu_use(record: StateRecord) -> tuple[list[str], int]:
-    """Names of the GPUs that the state's kernel used, and its memory on them in bytes."""
-    try:
-        use = msgspec.convert(record.meta.gpu, GpuUse | None)
-    except msgspec.ValidationError:
-        use = None  # in words of a later version
-    if use is None or not use.processes:
-        return [], 0
-    used = used_gpus(use.processes, use.gpus)
-    names = [gpu.name for gpu in use.gpus if gpu.uuid in used]
-    return names, sum(process.memory_bytes or 0 for process in use.processes)
 
 
 def outside(record: StateRecord) -> Outside | None:

@@ -87,7 +87,7 @@ class State(msgspec.Struct, frozen=True):
 
     ``modes`` are the ways in which it can be restored on this node, ``restorable`` says whether
     there is one; both are ``None`` where that was not checked (lists). ``outside`` is ``None``
-    where it is not known, ``gpu`` where the kernel had nothing on a GPU. ``gpus``: those used.
+    where it is not known, ``gpu`` where the kernel had nothing on a GPU.
     """
 
     id: str
@@ -116,8 +116,6 @@ class State(msgspec.Struct, frozen=True):
     verified: str | None = None
     damage: str | None = None
     outside: Outside | None = None
-    gpus: list[str] = []
-    gpu_memory: int = 0
     gpu: SavedGpus | None = None
 
 

@@ -61,6 +61,20 @@ export interface IOutside {
   left_out: number;
 }
 
+/** What a state has of GPUs. */
+export interface ISavedGpus {
+  /** On all of them, in bytes. */
+  memory: number;
+  /** All that the driver knew. */
+  gpus: {
+    uuid: string;
+    name: string;
+    memory: number;
+    /** Whether the kernel could use it. */
+    used: boolean;
+  }[];
+}
+
 /** One saved state; sizes in bytes, durations in seconds, times in UTC. */
 export interface IState {
   id: string;
@@ -98,10 +112,8 @@ export interface IState {
   damage: string | null;
   /** `null` where it is not known. */
   outside: IOutside | null;
-  /** Names of the GPUs that the kernel used, one for each. */
-  gpus: string[];
-  /** Its memory on all of them. */
-  gpu_memory: number;
+  /** `null` where the kernel had nothing on a GPU. */
+  gpu: ISavedGpus | null;
 }
 
 /** What memory or data of a kernel is. */

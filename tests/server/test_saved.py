@@ -162,13 +162,14 @@ def test_a_state_names_the_gpus_that_its_kernel_used() -> None:
     processes = [{"pid": 1, "memory_bytes": 5, "visible": "0"}, {"pid": 2, "visible": "1"}]
     gpus[2]["uuid"] = "GPU-C"
     for use, known in (
-        (None, ([], 0)),
-        ({"processes": [], "gpus": gpus}, ([], 0)),
+        (None, None),
+        ({"processes": [], "gpus": gpus}, None),
         ({"processes": processes, "gpus": gpus}, (["A", "B"], 5)),
-        ({"processes": "later"}, ([], 0)),
+        ({"processes": "later"}, None),
     ):
-        state = describe.state(a_record(gpu=use))
-        assert (state.gpus, state.gpu_memory) == known
+        gpu = describe.state(a_record(gpu=use)).gpu
+        used = ([one.name for one in gpu.gpus if one.used], gpu.memory) if gpu else None
+        assert used == known
 
 
 def test_pins_and_labels(api: Api, shell: Shell, two_states: tuple[str, str]) -> None:

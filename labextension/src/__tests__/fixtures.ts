@@ -44,8 +44,7 @@ export function aState(change: Partial<IState> = {}): IState {
     verified: null,
     damage: null,
     outside: null,
-    gpus: [],
-    gpu_memory: 0,
+    gpu: null,
     ...change
   };
 }

@@ -2,7 +2,7 @@ import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import type { IState } from '../api';
+import type { ISavedGpus, IState } from '../api';
 import { formatAge, formatSize } from '../format';
 import type { IErrorBody } from '../request';
 import { closedLine } from './outside';
@@ -46,22 +46,23 @@ export function stateMarks(state: IState, trans: TranslationBundle): string[] {
   return marks.filter(([is]) => is).map(([, word]) => word);
 }
 
-/** What a state has of GPUs, in a user's words; `null` for nothing. */
+/** What a state has of GPUs, in a user's words. */
 export function gpuText(
-  { gpus, gpu_memory }: Pick<IState, 'gpus' | 'gpu_memory'>,
+  { gpus, memory }: ISavedGpus,
   trans: TranslationBundle
-): string | null {
-  if (gpus.length === 0 && gpu_memory === 0) {
-    return null;
-  }
+): string {
   const counts = new Map<string, number>();
-  gpus.forEach(name => counts.set(name, (counts.get(name) ?? 0) + 1));
+  for (const { name, used } of gpus) {
+    if (used) {
+      counts.set(name, (counts.get(name) ?? 0) + 1);
+    }
+  }
   const names = [...counts].map(([name, count]) =>
     count > 1 ? trans.__('%1 × %2', count, name) : name
   );
   return names.length > 0
-    ? trans.__('%1 on %2', formatSize(gpu_memory), names.join(', '))
-    : trans.__('%1 of GPU memory', formatSize(gpu_memory));
+    ? trans.__('%1 on %2', formatSize(memory), names.join(', '))
+    : trans.__('%1 of GPU memory', formatSize(memory));
 }
 
 /** The newest state that is older than this one and not known to be damaged. */
@@ -169,9 +170,8 @@ export function StateFacts(props: IFactsProps): JSX.Element {
   if (state.execution_state === 'busy') {
     facts.push(trans.__('a cell was running'));
   }
-  const gpu = gpuText(state, trans);
-  if (gpu) {
-    facts.push(gpu);
+  if (state.gpu) {
+    facts.push(gpuText(state.gpu, trans));
   }
   if (state.cost !== null) {
     facts.push(trans.__('deleting it frees %1', formatSize(state.cost)));
