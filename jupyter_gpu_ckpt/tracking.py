@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 from .capture.supervisor import Supervisor
@@ -167,6 +168,8 @@ class Tracker:
                 kernel.deafen()
             kernel = TrackedKernel(provisioner, self._make_policy(), self._make_listener)
             self._kernels[kernel.kernel_id] = kernel
+            # Jupyter Server lists the kernel a moment before it sets this, and fails without.
+            kernel.km.last_activity = datetime.now(timezone.utc)
         if restored is None:
             kernel.policy.started_fresh()
             kernel.restored_from = None
