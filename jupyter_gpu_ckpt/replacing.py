@@ -59,7 +59,7 @@ class Replacements:
         #: What came for kernels of which that is being asked.
         self._unsure: defaultdict[str, list[HeldMessage]] = defaultdict(list)
         self._changed = asyncio.Event()
-        #: Kernels that were replaced, and until when their pages are told so.
+        #: Kernels that were replaced and ended, and until when their pages are told so.
         self._gone: dict[str, float] = {}
 
     # -- restores ------------------------------------------------------------------------
@@ -110,7 +110,9 @@ class Replacements:
         elif going.in_place or error is not None:
             each(going.held, HeldMessage.deliver, self._keeper.log)
         else:
-            self._gone.update(dict.fromkeys(going.replaced, time.monotonic() + _LEAVING))
+            # One that had run something stays, for whoever asks it by name.
+            ended = (other for other in going.replaced if other not in self._keeper.kernel_manager)
+            self._gone.update(dict.fromkeys(ended, time.monotonic() + _LEAVING))
             self._refuse(going.held, _REPLACED)
 
     def held_ids(self, kernel_id: str) -> list[str]:
