@@ -28,6 +28,8 @@ from .store import StateRecord
 _PROBE_AGE: Final = 60.0
 #: Seconds for which a node's GPUs are taken to be the same, where nobody asks how they are.
 _GPU_AGE: Final = 600.0
+#: Seconds for which it is believed what room they have, where it is only shown.
+_SHOWN_AGE: Final = 5.0
 _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
@@ -123,7 +125,9 @@ class Ability:
             ending = set() if ending_pid is None else kernel_and_descendants(ending_pid)
             saved = msgspec.convert(meta.node, NodeInfo)
             use = describe.gpu_use(record)
-            gpus = inventory() if use is not None else Inventory()
+            # Before a restore it has to be true now: others may have taken memory since.
+            age = _SHOWN_AGE if beside is None else 0.0
+            gpus = inventory(age) if use is not None else Inventory()
             placed = fit(use, gpus, saved.driver, ending, gpu_map or {})
             found = check_restore(
                 probe=probe,

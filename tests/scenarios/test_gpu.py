@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.client import API, KernelClient
+from tests.harness.client import API, ApiError, KernelClient, wait_for
 from tests.harness.gpus import GpuNode, checksum, hold
 from tests.harness.server import Home, JupyterServer, shared_folder
 from tests.simgpu.simgpu import gpu
@@ -108,7 +108,15 @@ def test_a_hibernated_kernel_frees_its_gpu_and_a_copy_has_memory_of_its_own(
 ) -> None:
     client = server.client
     data = hold(kernel)
-    operation = client.done(dict(client.post(f"{API}kernels/{kernel.id}/hibernate")))
+
+    def begin() -> Any:
+        try:
+            return client.post(f"{API}kernels/{kernel.id}/hibernate")
+        except ApiError as error:
+            assert error.body["reason"] == "busy"  # the server has not heard the cell's end yet
+            return None
+
+    operation = client.done(dict(wait_for("the kernel is idle", begin, 30)))
     assert node.machine.used(0) == 0
     result = client.restore(operation["result"]["state_id"], mode="new")["result"]
     copy = client.connect(result["kernel_id"])
