@@ -9,6 +9,7 @@ import re
 import secrets
 import signal
 import sqlite3
+import sys
 import time
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -91,6 +92,8 @@ class GpuCkptService(ConfiguredApplication):
     def start(self) -> None:
         """Serve until SIGTERM or SIGINT."""
         self.log.setLevel(logging.INFO)
+        # Pages are made beside threads that read: these let go of the interpreter sooner.
+        sys.setswitchinterval(0.0005)
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:

@@ -22,7 +22,7 @@ from .settings import GpuCkptHub
 T = TypeVar("T")
 
 #: Stores that are read at the same time.
-_PARALLEL: Final = 8
+_PARALLEL: Final = 4
 #: Seconds for one user's store; where a thread hangs in it, no other is sent after it.
 _DEADLINE: Final = 30.0
 #: Seconds that a page waits for what is not known yet.
