@@ -124,6 +124,7 @@ export class KernelStates implements IDisposable {
     follower.changed.connect((_, current) => this._onOperation(current));
     void follower.done.then(async final => {
       this._followers.delete(final.id);
+      this._statesChanged.emit();
       if (final.kind !== 'verify') {
         await this.refresh(final.kernel_id);
       }
@@ -153,11 +154,13 @@ export class KernelStates implements IDisposable {
   private _onOperationEvent(event: IOperationEvent): void {
     const follower = this._followers.get(event.operation_id);
     if (follower) {
+      // It tells of the end itself, also where no event does.
       follower.handleEvent(event);
+    } else if (isFinal(event)) {
+      this._statesChanged.emit();
     } else if (
       // Nothing happens to a kernel while a state of it is checked.
       event.kind !== 'verify' &&
-      !isFinal(event) &&
       this._entries.has(event.kernel_id)
     ) {
       this.follow({
@@ -174,9 +177,6 @@ export class KernelStates implements IDisposable {
         result: null,
         error: null
       });
-    }
-    if (isFinal(event)) {
-      this._statesChanged.emit();
     }
   }
 

@@ -94,7 +94,11 @@ describe('KernelStates', () => {
     expect(follower.operation.progress).toBe(0.5);
     expect(model.entry('K1').operation).toBeNull();
     expect(changed).not.toHaveBeenCalled();
+    server.operation.mockResolvedValue(
+      anOperation({ kind: 'verify', status: 'done' })
+    );
     server.sayOperation({ kind: 'verify', status: 'done' });
+    await settle();
     expect(changed).toHaveBeenCalledTimes(1);
   });
 
@@ -159,6 +163,8 @@ describe('OperationFollower', () => {
 
   it('ends with the result read over REST', async () => {
     const follower = model.follow(anOperation());
+    const changed = jest.fn();
+    model.statesChanged.connect(changed);
     const result = {
       state_id: 'S1',
       kernel_id: 'K1',
@@ -171,6 +177,8 @@ describe('OperationFollower', () => {
     server.operation.mockResolvedValue(anOperation({ status: 'done', result }));
     await pass(1000);
     expect((await follower.done).result).toEqual(result);
+    // Also where no event tells of the end.
+    expect(changed).toHaveBeenCalledTimes(1);
   });
 
   it('ends as failed when a new server does not know it', async () => {

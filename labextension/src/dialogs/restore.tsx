@@ -248,7 +248,6 @@ class RestoreBody extends CheckedBody {
       found: result?.verification ?? null,
       error: error && status === 'failed' ? explain(error, trans) : null
     });
-    await this._onStatesChanged();
   }
 
   private async _stop(id: string): Promise<void> {
