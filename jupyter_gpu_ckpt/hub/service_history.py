@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 class History:
     """One sample an hour of each user, later one a day; a user's newest is replaced meanwhile.
 
-    Thread-safe; every call takes milliseconds.
+    Thread-safe; every call takes milliseconds, and once an hour some more.
 
     Parameters
     ----------
@@ -43,6 +43,7 @@ class History:
 
     def __init__(self, file: Path | None) -> None:
         self._lock = threading.Lock()
+        self._tidied: int | None = None
         if file is not None:
             with suppress(FileExistsError):
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -77,14 +78,20 @@ class History:
                 "insert or replace into usage values (?, ?, ?, ?, ?, ?)",
                 [*rows, (ALL, hour, now, used, size, states)],
             )
-            self._db.execute("delete from usage where at < ?", (now - _DAYS_FOR,))
-            # The last hour of each day stays.
-            self._db.execute(
-                "delete from usage where at < ? and exists (select 1 from usage as later where"
-                " later.user = usage.user and later.hour > usage.hour"
-                " and later.hour / 24 = usage.hour / 24)",
-                (now - _HOURS_FOR,),
-            )
+            if hour != self._tidied:
+                self._tidy(now)
+                self._tidied = hour
+
+    def _tidy(self, now: float) -> None:
+        """Remove what is too old: it goes through all samples, so once an hour has to do."""
+        self._db.execute("delete from usage where at < ?", (now - _DAYS_FOR,))
+        # The last hour of each day stays. The bounds are those of the key, which finds it at once.
+        self._db.execute(
+            "delete from usage where at < ? and exists (select 1 from usage as later where"
+            " later.user = usage.user and later.hour > usage.hour"
+            " and later.hour < (usage.hour / 24 + 1) * 24)",
+            (now - _HOURS_FOR,),
+        )
 
     def of(self, user: str, since: float) -> list[Sample]:
         """Samples of a user, or of :data:`ALL`, oldest first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -193,6 +194,24 @@ def test_usage_is_kept_by_the_hour_then_by_the_day(tmp_path: Path) -> None:
     assert [sample.at % DAY for sample in old] == [20.5 * 3600] * 5
     assert history.of("carol", 0.0) == []
     assert (tmp_path / "usage.sqlite").stat().st_mode & 0o777 == 0o600
+    history.close()
+
+
+def test_a_year_of_many_users_is_tidied_up_in_no_time(tmp_path: Path) -> None:
+    history, hour = History(file := tmp_path / "usage.sqlite"), int(time.time() // 3600)
+    rows = [
+        (f"user-{user}", at, at * 3600.0, 1, 1, 1)
+        for user in range(300)
+        for day in range(399)
+        for at in [hour // 24 * 24 - day * 24 - 1]
+    ]
+    with sqlite3.connect(file) as database:
+        database.executemany("insert into usage values (?, ?, ?, ?, ?, ?)", rows)
+    database.close()
+    began = time.thread_time()
+    history.add([UserReport(user="user-0", used=1, read="then")], hour * 3600.0)
+    assert time.thread_time() - began < 1
+    assert len(history.of("user-1", 0.0)) == 399
     history.close()
 
 
