@@ -79,7 +79,10 @@ def environment(hub: GpuCkptHub) -> dict[str, Callable[[Any], str]]:
         ).encoded()
     }
     if (master := hub.master_key()) is not None:
-        variables[keys.VARIABLE] = lambda spawner: keys.user_key(master, spawner.user.name)
+        # Only the settings of who may save keep it from kernels.
+        variables[keys.VARIABLE] = lambda spawner: (
+            keys.user_key(master, spawner.user.name) if hub.lets(spawner) else ""
+        )
     return variables
 
 

@@ -91,7 +91,8 @@ class GpuCkptHub(LoggingConfigurable):
         allow_none=True,
         config=True,
         help="File, which only the hub may read, with a key from which each user's is derived; "
-        "`jupyter gpu-ckpt new-key FILE` makes one. A server gets its user's in its environment.",
+        "`jupyter gpu-ckpt new-key FILE` makes one. A server whose user may save "
+        "gets its user's in its environment.",
     )
     key_file = Unicode(
         None,

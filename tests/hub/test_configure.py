@@ -17,6 +17,7 @@ from jupyter_gpu_ckpt import limits
 from jupyter_gpu_ckpt.autosave import AutoSave
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.hub import GpuCkptHub, configure
+from jupyter_gpu_ckpt.hub.keys import VARIABLE as KEY
 from jupyter_gpu_ckpt.hub.names import filled
 from jupyter_gpu_ckpt.settings import GpuCkpt
 
@@ -146,6 +147,9 @@ def test_each_user_gets_a_key_of_her_own_and_it_is_in_no_setting(
         assert ids.setdefault(name, key.id) == key.id
         assert key.secret != bytes.fromhex("7" * 64)
     assert len(set(ids.values())) == 2
+    some = Config({"GpuCkptHub": {"master_key_file": str(master), "allowed_users": ["anna"]}})
+    configure(some)
+    assert environment(some, user("anna"))[KEY] and not environment(some, user("bert"))[KEY]
     master.chmod(0o644)
     with pytest.raises(CkptError, match="read"):
         configure(c)
