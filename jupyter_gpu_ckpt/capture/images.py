@@ -54,14 +54,13 @@ def tasks(images_dir: Path) -> list[Task]:
 def all_pids(images_dir: Path) -> list[int]:
     """Every number that must be free for a restore: PIDs, TIDs, session and group ids.
 
-    Sorted. Sessions and groups whose leader is outside the image are left out: CRIU
-    does not create those.
+    The processes' first, the root's before all: of many that are taken, errors name the first
+    ones, and threads often have lower numbers. Sessions and groups whose leader is outside the
+    image are left out: CRIU does not create those.
     """
-    found: set[int] = set()
-    for task in tasks(images_dir):
-        found.add(task.pid)
-        found.update(task.tids)
-    return sorted(found)
+    found = tasks(images_dir)
+    threads = sorted(tid for task in found for tid in task.tids)
+    return list(dict.fromkeys([*(task.pid for task in found), *threads]))
 
 
 def mapped_files(images_dir: Path, *, exclude: Sequence[str] = ()) -> list[MappedFile]:

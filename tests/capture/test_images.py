@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_gpu_ckpt.capture import images
 from jupyter_gpu_ckpt.capture.elf import build_id
-from jupyter_gpu_ckpt.capture.images_proto import COMMON_MAGIC, read_image
+from jupyter_gpu_ckpt.capture.images_proto import COMMON_MAGIC, read_image, write_image
 from jupyter_gpu_ckpt.errors import CkptError
 
 from .conftest import RunningKernel
@@ -42,12 +42,25 @@ def test_what_the_images_say_is_what_proc_says(kernel: RunningKernel, saved: Pat
     (task,) = images.tasks(saved)
     assert task.pid == kernel.pid
     threads = sorted(int(name) for name in os.listdir(f"/proc/{kernel.pid}/task"))
-    assert images.all_pids(saved) == threads == sorted(task.tids)
+    assert threads == sorted(task.tids)
+    others = [tid for tid in threads if tid != kernel.pid]
+    assert images.all_pids(saved) == [kernel.pid, *others]
     assert str(kernel.log) in images.open_files(saved)
     client = kernel.client
     listeners = images.inet_listeners(saved)
     for port in (client.shell_port, client.iopub_port, client.hb_port):
         assert (client.ip, port) in listeners
+
+
+def test_the_kernels_own_number_comes_before_lower_ones_of_threads(
+    kernel: RunningKernel, saved: Path
+) -> None:
+    """Numbers begin anew at their end, and each kernel begins at a random one."""
+    image = read_image(saved / "pstree.img", "pstree_entry")
+    (entry,) = image.messages
+    entry.threads[:] = [kernel.pid, 9, 3, 7]
+    write_image(saved / "pstree.img", image)
+    assert images.all_pids(saved) == [kernel.pid, 3, 7, 9]
 
 
 def test_mapped_files_are_the_programs_and_libraries(kernel: RunningKernel, saved: Path) -> None:
