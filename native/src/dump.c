@@ -5,11 +5,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +22,7 @@
 #include "pidns.h"
 #include "procfs.h"
 #include "repair.h"
+#include "rights.h"
 #include "tree.h"
 #include "window.h"
 
@@ -43,8 +42,7 @@ struct dump {
     pid_t pid;              /* in the namespace that CRIU runs in */
     int pidfd;
     int images;
-    int signals;
-    struct io_lines lines;
+    struct io_caller caller;
     double started, deadline;
     double frozen_at, thawed_at; /* 0: not yet */
     uint64_t memory;        /* bytes the images will hold about */
@@ -52,23 +50,15 @@ struct dump {
     double kill_at;
 };
 
-/* All four user ids of every process must be the caller's, unless root asks. And what can be said
- * beforehand in better words than CRIU's is said here. */
-static bool check_tasks(struct dump *dump)
+/* What can be said beforehand in better words than CRIU's is said here. */
+static bool examine(struct dump *dump)
 {
+    if (!rights_collect(&dump->before, dump->pid, &dump->result))
+        return false;
     for (size_t i = 0; i < dump->before.count; i++) {
         struct proc_status status;
         pid_t pid = dump->before.tasks[i].pid;
-        if (!proc_status(pid, &status)) {
-            if (i == 0)
-                return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", pid);
-            continue;
-        }
-        for (int k = 0; k < 4; k++)
-            if (status.uid[k] != getuid() && getuid() != 0)
-                return kc_fail(&dump->result, KC_NOT_YOURS,
-                               "Process %d belongs to another user.", pid);
-        if (status.tracer != 0)
+        if (proc_status(pid, &status) && status.tracer != 0)
             return kc_fail(&dump->result, KC_CRIU_FAILED,
                            "Process %d is being traced (by process %d), by a debugger perhaps.",
                            pid, status.tracer);
@@ -77,15 +67,6 @@ static bool check_tasks(struct dump *dump)
                            "A process cannot capture a tree that it is part of.");
     }
     return true;
-}
-
-static bool examine(struct dump *dump)
-{
-    if (!tree_collect(&dump->before, dump->pid, true))
-        return kc_fail(&dump->result, KC_NO_PROCESS, "There is no process %d.", dump->pid);
-    if (dump->before.tasks[0].state == 'Z')
-        return kc_fail(&dump->result, KC_NO_PROCESS, "Process %d has ended.", dump->pid);
-    return check_tasks(dump);
 }
 
 static bool start_criu(struct dump *dump)
@@ -127,31 +108,13 @@ static void undo(struct dump *dump, enum kc_reason why)
         criu_cancel(&dump->process);
 }
 
-/* Waits for input until `deadline`, at most `most` ms. True when the caller said `resume`. */
-static bool listen(struct dump *dump, int extra, int most)
+/* Waits for `fd` at most `most` ms. True when the caller said `resume`. */
+static bool listen(struct dump *dump, int fd, int most)
 {
-    struct pollfd fds[3] = {{.fd = extra, .events = POLLIN},
-                            {.fd = dump->signals, .events = POLLIN},
-                            {.fd = dump->lines.eof ? -1 : STDIN_FILENO, .events = POLLIN}};
-    bool resume = false;
-    poll(fds, 3, most);
-    if (fds[1].revents != 0) {
-        struct signalfd_siginfo info;
-        if (read(dump->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
-            undo(dump, KC_CANCELLED);
-    }
-    if (fds[2].revents != 0) {
-        io_fill(&dump->lines, STDIN_FILENO);
-        for (enum io_command command; (command = io_next(&dump->lines)) != IO_NONE;) {
-            if (command == IO_RESUME)
-                resume = true;
-            else if (command == IO_CANCEL || command == IO_KILL || command == IO_EOF)
-                undo(dump, KC_CANCELLED);
-            if (command == IO_EOF)
-                break;
-        }
-    }
-    return resume;
+    enum io_command heard = io_listen(&dump->caller, fd, most);
+    if (heard == IO_CANCEL)
+        undo(dump, KC_CANCELLED);
+    return heard == IO_RESUME;
 }
 
 static void report_progress(const struct dump *dump)
@@ -359,15 +322,7 @@ static bool reach(struct dump *dump, int *exit_code)
 
 static bool prepare(struct dump *dump)
 {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
-        (dump->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
+    if (!io_hear(&dump->caller))
         return kc_fail_errno(&dump->result, KC_INTERNAL, errno, "signalfd");
     return examine(dump) && caps_can_capture(&dump->result) &&
            criu_find(&dump->criu, &dump->result);
@@ -381,7 +336,7 @@ int dump_command(const struct args *args)
                         .pid = args->pid,
                         .pidfd = -1,
                         .images = -1,
-                        .signals = -1,
+                        .caller = {.signals = -1},
                         .process = {.pid = -1, .pidfd = -1, .go = -1},
                         .guard = {.pid = -1, .pipe = -1}};
     dump.images = criu_open_images(args->images_dir, &dump.result);

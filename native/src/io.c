@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -206,6 +207,37 @@ enum io_command io_next(struct io_lines *lines)
     }
 }
 
+bool io_hear(struct io_caller *caller)
+{
+    static const int ends[] = {SIGTERM, SIGINT, SIGHUP};
+    caller->signals = sys_collect_signals(ends, sizeof(ends) / sizeof(ends[0]));
+    return caller->signals >= 0;
+}
+
+enum io_command io_listen(struct io_caller *caller, int fd, int most)
+{
+    struct pollfd fds[3] = {{.fd = fd, .events = POLLIN},
+                            {.fd = caller->signals, .events = POLLIN},
+                            {.fd = caller->lines.eof ? -1 : STDIN_FILENO, .events = POLLIN}};
+    enum io_command heard = IO_NONE;
+    struct signalfd_siginfo info;
+    poll(fds, 3, most);
+    if (fds[2].revents != 0) {
+        io_fill(&caller->lines, STDIN_FILENO);
+        for (enum io_command command; (command = io_next(&caller->lines)) != IO_NONE;) {
+            if (command == IO_RESUME && heard == IO_NONE)
+                heard = IO_RESUME;
+            else if (command == IO_CANCEL || command == IO_KILL || command == IO_EOF)
+                heard = IO_CANCEL;
+            if (command == IO_EOF)
+                break;
+        }
+    }
+    if (fds[1].revents != 0 && read(caller->signals, &info, sizeof(info)) == (ssize_t)sizeof(info))
+        heard = IO_CANCEL;
+    return heard;
+}
+
 pid_t sys_wait(pid_t pid, int *status)
 {
     pid_t got;
@@ -233,6 +265,19 @@ int sys_close_from(unsigned first)
 int sys_close_on_exec_from(unsigned first)
 {
     return (int)syscall(SYS_close_range, first, ~0U, CLOSE_RANGE_CLOEXEC);
+}
+
+int sys_collect_signals(const int *signals, size_t count)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < count; i++)
+        sigaddset(&set, signals[i]);
+    signal(SIGPIPE, SIG_IGN);
+    /* An ignored SIGCHLD, inherited from the caller, would make the kernel reap itself. */
+    signal(SIGCHLD, SIG_DFL);
+    return sigprocmask(SIG_BLOCK, &set, NULL) == 0 ? signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)
+                                                   : -1;
 }
 
 void sys_default_signals(void)

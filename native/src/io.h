@@ -40,6 +40,18 @@ struct io_lines {
 void io_fill(struct io_lines *lines, int fd);
 enum io_command io_next(struct io_lines *lines);
 
+/* Whoever started this program, and may give it up: by a signal, a line or by going away. */
+struct io_caller {
+    int signals; /* signalfd */
+    struct io_lines lines;
+};
+
+/* Blocks the signals that ask a program to end, and collects them. False: see errno. */
+bool io_hear(struct io_caller *caller);
+/* Waits for `fd` (-1: for none) and for the caller, at most `most` ms. IO_CANCEL: it is given up, in whatever
+ * way; IO_RESUME: the caller said that; else IO_NONE. */
+enum io_command io_listen(struct io_caller *caller, int fd, int most);
+
 /* waitpid() that is not interrupted; -1 when there is no such child. */
 pid_t sys_wait(pid_t pid, int *status);
 int sys_pidfd_open(pid_t pid);
@@ -47,6 +59,8 @@ int sys_pidfd_signal(int pidfd, int signal);
 int sys_close_from(unsigned first);
 int sys_close_on_exec_from(unsigned first);
 
+/* Blocks these signals and returns an fd from which they are read; -1 on error. SIGPIPE is ignored. */
+int sys_collect_signals(const int *signals, size_t count);
 /* In a child, before exec: every signal has its default action and none is blocked. */
 void sys_default_signals(void);
 

@@ -4,23 +4,18 @@
 #include "park.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/signalfd.h>
-#include <unistd.h>
 
 #include "cuda.h"
 #include "io.h"
 #include "json.h"
-#include "procfs.h"
+#include "rights.h"
 #include "tree.h"
 
 struct park {
     struct kc_result result;
     struct tree tree;
     struct cuda cuda;
-    struct io_lines lines;
-    int signals;
+    struct io_caller caller;
     double deadline;
     bool unwanted, late;
 };
@@ -28,55 +23,11 @@ struct park {
 static bool wait_for(void *data, int fd, int most)
 {
     struct park *park = data;
-    struct pollfd fds[3] = {{.fd = fd, .events = POLLIN},
-                            {.fd = park->signals, .events = POLLIN},
-                            {.fd = park->lines.eof ? -1 : STDIN_FILENO, .events = POLLIN}};
-    poll(fds, 3, park->late ? most : io_until(park->deadline, most));
-    park->late = !park->unwanted && io_now() >= park->deadline;
-    if (fds[1].revents != 0)
+    int wait = park->late ? most : io_until(park->deadline, most);
+    if (io_listen(&park->caller, fd, wait) == IO_CANCEL)
         park->unwanted = true;
-    if (fds[2].revents != 0) {
-        io_fill(&park->lines, STDIN_FILENO);
-        for (enum io_command command; (command = io_next(&park->lines)) != IO_NONE;) {
-            if (command == IO_CANCEL || command == IO_KILL || command == IO_EOF)
-                park->unwanted = true;
-            if (command == IO_EOF)
-                break;
-        }
-    }
+    park->late = !park->unwanted && io_now() >= park->deadline;
     return !park->unwanted && !park->late;
-}
-
-static bool listen_to_signals(struct park *park)
-{
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGCHLD, SIG_DFL);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
-        (park->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
-        return kc_fail_errno(&park->result, KC_INTERNAL, errno, "signalfd");
-    return true;
-}
-
-/* The root must be there; all of the tree must be the caller's, unless root asks. */
-static bool examine(struct park *park, pid_t pid)
-{
-    if (!tree_collect(&park->tree, pid, true) || park->tree.tasks[0].state == 'Z')
-        return kc_fail(&park->result, KC_NO_PROCESS, "There is no process %d.", pid);
-    for (size_t i = 0; i < park->tree.count; i++) {
-        struct proc_status status;
-        if (!proc_status(park->tree.tasks[i].pid, &status))
-            continue;
-        for (int k = 0; k < 4; k++)
-            if (status.uid[k] != getuid() && getuid() != 0)
-                return kc_fail(&park->result, KC_NOT_YOURS, "Process %d belongs to another user.",
-                               park->tree.tasks[i].pid);
-    }
-    return true;
 }
 
 static bool move(struct park *park, const struct args *args)
@@ -99,9 +50,11 @@ static bool move(struct park *park, const struct args *args)
 int park_command(const struct args *args)
 {
     static struct json json;
-    struct park park = {.signals = -1, .cuda = {.helper = -1, .socket = -1}};
+    struct park park = {.caller = {.signals = -1}, .cuda = {.helper = -1, .socket = -1}};
     park.deadline = io_now() + args->timeout;
-    bool done = listen_to_signals(&park) && examine(&park, args->pid) && move(&park, args);
+    bool done = io_hear(&park.caller)
+                    ? rights_collect(&park.tree, args->pid, &park.result) && move(&park, args)
+                    : kc_fail_errno(&park.result, KC_INTERNAL, errno, "signalfd");
     tree_free(&park.tree);
     if (!done) {
         event_error(&park.result);

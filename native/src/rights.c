@@ -13,6 +13,27 @@
 #include "io.h"
 #include "procfs.h"
 
+bool rights_collect(struct tree *tree, pid_t root, struct kc_result *result)
+{
+    if (!tree_collect(tree, root, true))
+        return kc_fail(result, KC_NO_PROCESS, "There is no process %d.", root);
+    if (tree->tasks[0].state == 'Z')
+        return kc_fail(result, KC_NO_PROCESS, "Process %d has ended.", root);
+    for (size_t i = 0; i < tree->count; i++) {
+        struct proc_status status;
+        pid_t pid = tree->tasks[i].pid;
+        if (!proc_status(pid, &status)) {
+            if (i == 0)
+                return kc_fail(result, KC_NO_PROCESS, "There is no process %d.", pid);
+            continue;
+        }
+        for (int k = 0; k < 4; k++)
+            if (status.uid[k] != getuid() && getuid() != 0)
+                return kc_fail(result, KC_NOT_YOURS, "Process %d belongs to another user.", pid);
+    }
+    return true;
+}
+
 /* A process that may have fewer capabilities than the caller's other processes starts set-user-ID
  * programs that cannot give up their rights. An ordinary user cannot make one. */
 static bool is_bounded(const struct proc_status *status)

@@ -14,8 +14,9 @@
 #include "json.h"
 #include "tree.h"
 
-static const int forwarded[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2,
-                                SIGCONT, SIGALRM, SIGWINCH};
+/* All but the first one are forwarded. */
+static const int collected[] = {SIGCHLD, SIGINT,  SIGTERM, SIGHUP,  SIGQUIT,
+                                SIGUSR1, SIGUSR2, SIGCONT, SIGALRM, SIGWINCH};
 
 static const double term_grace = 2.0;  /* seconds between SIGTERM and SIGKILL */
 static const double reap_limit = 15.0; /* seconds for killed processes to go away */
@@ -23,16 +24,8 @@ static const double reap_limit = 15.0; /* seconds for killed processes to go awa
 bool supervise_init(struct supervisor *supervisor, struct kc_result *result)
 {
     memset(supervisor, 0, sizeof(*supervisor));
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGCHLD);
-    for (size_t i = 0; i < sizeof(forwarded) / sizeof(forwarded[0]); i++)
-        sigaddset(&set, forwarded[i]);
-    signal(SIGPIPE, SIG_IGN);
-    /* An ignored SIGCHLD, inherited from the caller, would make the kernel reap itself. */
-    signal(SIGCHLD, SIG_DFL);
-    if (sigprocmask(SIG_BLOCK, &set, NULL) != 0 ||
-        (supervisor->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)) < 0)
+    supervisor->signals = sys_collect_signals(collected, sizeof(collected) / sizeof(collected[0]));
+    if (supervisor->signals < 0)
         return kc_fail_errno(result, KC_INTERNAL, errno, "signalfd");
     if (prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0)
         return kc_fail_errno(result, KC_INTERNAL, errno, "PR_SET_CHILD_SUBREAPER");

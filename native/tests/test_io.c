@@ -3,6 +3,7 @@
 #include "io.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 static struct io_lines lines;
@@ -113,11 +114,29 @@ static void patience(void)
     CHECK(left > 0 && left <= 501);
 }
 
+static void caller(void)
+{
+    struct io_caller caller = {.signals = -1};
+    CHECK(pipe2(ends, O_CLOEXEC) == 0 && dup2(ends[0], STDIN_FILENO) == STDIN_FILENO);
+    CHECK(io_hear(&caller) && io_listen(&caller, -1, 0) == IO_NONE);
+    CHECK(raise(SIGTERM) == 0 && io_listen(&caller, -1, 10000) == IO_CANCEL);
+    CHECK(io_listen(&caller, -1, 0) == IO_NONE); /* it was read, so that the next one waits again */
+    CHECK(io_write_all(ends[1], "resume\n", 7) && io_listen(&caller, -1, 10000) == IO_RESUME);
+    CHECK(io_write_all(ends[1], "cancel\nresume\n", 14));
+    CHECK(io_listen(&caller, -1, 10000) == IO_CANCEL);
+    io_close(&ends[1]);
+    CHECK(io_listen(&caller, -1, 10000) == IO_CANCEL && caller.lines.eof);
+    CHECK(io_listen(&caller, -1, 0) == IO_NONE);
+    io_close(&ends[0]);
+    io_close(&caller.signals);
+}
+
 int main(void)
 {
     commands();
     random_input();
     files();
     patience();
+    caller();
     return 0;
 }
