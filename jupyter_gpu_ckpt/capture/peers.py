@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +44,7 @@ async def wait_for_peers(
     deadline = time.monotonic() + timeout
     since: float | None = None
     while True:
-        queues = {port: receive_queues(ip, port) for port in counts}
+        queues = receive_queues(ip, counts)
         now = time.monotonic()
         if all(len(queues[port]) >= counts[port] and not any(queues[port]) for port in counts):
             since = now if since is None else since
@@ -57,10 +57,13 @@ async def wait_for_peers(
         await asyncio.sleep(_POLL)
 
 
-def receive_queues(ip: str, port: int) -> list[int]:
-    """Bytes waiting to be read on each established connection to a local address and port."""
-    wanted = {f"{name}:{port:04X}" for name in _kernel_names(ip)}
-    found = []
+def receive_queues(ip: str, ports: Collection[int]) -> dict[int, list[int]]:
+    """Bytes waiting to be read on each established connection to a local address, by port.
+
+    The tables are read once for all ports: they have a line for each connection of the node.
+    """
+    wanted = {f"{name}:{port:04X}": port for name in _kernel_names(ip) for port in ports}
+    found: dict[int, list[int]] = {port: [] for port in ports}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
@@ -69,7 +72,7 @@ def receive_queues(ip: str, port: int) -> list[int]:
         for line in lines:
             fields = line.split()
             if fields[1] in wanted and fields[3] == _ESTABLISHED:
-                found.append(int(fields[4].partition(":")[2], 16))
+                found[wanted[fields[1]]].append(int(fields[4].partition(":")[2], 16))
     return found
 
 

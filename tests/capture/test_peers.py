@@ -28,7 +28,7 @@ def test_peers(family: socket.AddressFamily, address: str, peer: str) -> None:
         server.bind((address, 0))
         server.listen()
         port = server.getsockname()[1]
-        assert receive_queues(peer, port) == []
+        assert receive_queues(peer, [port]) == {port: []}
         assert asyncio.run(wait_for_peers(peer, {port: 0}, timeout=1))
         assert not asyncio.run(wait_for_peers(peer, {port: 1}, timeout=0.05))
         with socket.create_connection((peer, port)) as first, server.accept()[0] as accepted:
@@ -36,7 +36,7 @@ def test_peers(family: socket.AddressFamily, address: str, peer: str) -> None:
             assert not asyncio.run(wait_for_peers(peer, {port: 2}, timeout=0.05))
             first.sendall(b"subscribe")
             deadline = time.monotonic() + 5
-            while receive_queues(peer, port) != [9]:
+            while receive_queues(peer, [port]) != {port: [9]}:
                 assert time.monotonic() < deadline
             assert not asyncio.run(wait_for_peers(peer, {port: 1}, timeout=0.2)), "not served yet"
             accepted.recv(100)
