@@ -64,6 +64,7 @@ static int64_t left_in_group(const char *folder, const struct names *names)
         read_file(path, text, sizeof(text)))
         for (int i = 0; i < 2; i++) {
             int64_t cache = field(text, names->idle[i]);
+            cache = cache < used ? cache : used; /* what was counted at another moment may be more */
             used -= cache > 0 ? cache : 0;
         }
     return limit > used ? limit - used : 0;

@@ -46,6 +46,8 @@ int main(void)
     CHECK(hostmem_available(root, 7) == 100);
     put("/sys/fs/cgroup/jobs/memory.stat", "anon 3\ninactive_file 20\nactive_file 7\nshmem 5\n");
     CHECK(hostmem_available(root, 7) == 127);
+    put("/sys/fs/cgroup/jobs/memory.stat", "inactive_file 800\nactive_file 700\n");
+    CHECK(hostmem_available(root, 7) == 1000); /* never more than the limit */
     put("/sys/fs/cgroup/jobs/one/memory.max", "60\n");
     CHECK(hostmem_available(root, 7) == 10);
     put("/sys/fs/cgroup/jobs/one/memory.max", "40\n");
