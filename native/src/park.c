@@ -17,17 +17,26 @@ struct park {
     struct cuda cuda;
     struct io_caller caller;
     double deadline;
-    bool unwanted, late;
+    enum kc_reason undo; /* why it is given up, KC_OK when it is not */
 };
 
 static bool wait_for(void *data, int fd, int most)
 {
     struct park *park = data;
-    int wait = park->late ? most : io_until(park->deadline, most);
-    if (io_listen(&park->caller, fd, wait) == IO_CANCEL)
-        park->unwanted = true;
-    park->late = !park->unwanted && io_now() >= park->deadline;
-    return !park->unwanted && !park->late;
+    bool wanted = park->undo == KC_OK;
+    if (io_listen(&park->caller, fd, wanted ? io_until(park->deadline, most) : most) == IO_CANCEL &&
+        wanted)
+        park->undo = KC_CANCELLED;
+    else if (wanted && io_now() >= park->deadline)
+        park->undo = KC_TIMEOUT;
+    return park->undo == KC_OK;
+}
+
+/* False. Says why it was given up. */
+static bool given_up(struct park *park)
+{
+    return kc_fail(&park->result, park->undo, "%s; the kernel runs on.",
+                   park->undo == KC_TIMEOUT ? "It took too long" : "It was cancelled");
 }
 
 static bool move(struct park *park, const struct args *args)
@@ -37,11 +46,18 @@ static bool move(struct park *park, const struct args *args)
     if (args->command == ARGS_UNPARK)
         return cuda_unpark(&park->cuda, &park->result);
     if (!cuda_freeze(&park->cuda, &park->result)) {
-        if (park->late && park->result.reason == KC_CANCELLED) {
-            park->result = (struct kc_result){.reason = KC_OK};
-            kc_fail(&park->result, KC_TIMEOUT, "It took too long; the kernel runs on.");
-        }
-        return false;
+        if (park->result.reason != KC_CANCELLED || park->undo == KC_OK)
+            return false;
+        park->result = (struct kc_result){.reason = KC_OK};
+        return given_up(park);
+    }
+    /* Whoever gave it up while the last memory was copied is not there to unpark it. */
+    if (park->undo != KC_OK) {
+        cuda_thaw(&park->cuda);
+        return park->cuda.problem.reason == KC_OK
+                   ? given_up(park)
+                   : kc_fail(&park->result, park->cuda.problem.reason, "%s",
+                             park->cuda.problem.message);
     }
     cuda_leave(&park->cuda);
     return true;

@@ -47,6 +47,16 @@ def failed(capture: Capture) -> Event:
     return event
 
 
+def give_up(capture: Capture, how: str) -> None:
+    """Give it up by ``cancel``, ``hang up`` or the name of a signal."""
+    if how == "cancel":
+        capture.send("cancel")
+    elif how == "hang up":
+        capture.hang_up()
+    else:
+        capture.process.send_signal(signal.Signals[how])
+
+
 def stands_still(here: GpuNode, one: Kernel) -> None:
     """Assert that the GPU is free, and that the kernel lives and waits for it."""
     assert here.machine.used() == 0
@@ -140,16 +150,27 @@ def test_a_park_that_is_given_up_leaves_the_kernel_running(
     capture = move(here, "park", one, "--gpu-timeout", "60", "--timeout", limit)
     while capture.expect("gpu")["step"] != "lock":
         pass
-    if how == "cancel":
-        capture.send("cancel")
-    elif how == "hang up":
-        capture.hang_up()
-    elif how != "late":
-        capture.process.send_signal(signal.Signals[how])
+    if how != "late":
+        give_up(capture, how)
     if how == "SIGKILL":
         capture.wait()
     else:
         assert failed(capture)["reason"] == ("timeout" if how == "late" else "cancelled")
+    here.machine.faults()
+    intact(one, sums)
+
+
+@pytest.mark.parametrize("how", ["cancel", "hang up", "SIGTERM"])
+def test_a_park_that_is_given_up_while_the_last_memory_is_copied_is_undone(
+    pair: Pair, move: Move, how: str
+) -> None:
+    here, one, sums = pair
+    here.machine.faults("cuCheckpointProcessCheckpoint 2 delay 500")
+    capture = move(here, "park", one)
+    while (event := capture.expect("gpu"))["step"] != "checkpoint" or event["pid"] == one.pid:
+        pass
+    give_up(capture, how)
+    assert failed(capture)["reason"] == "cancelled"
     here.machine.faults()
     intact(one, sums)
 
