@@ -260,7 +260,7 @@ static void go(struct helper *helper)
             thaw(helper);
         break;
     case CUDA_REPAIR:
-        work.driver->init(0);
+        work.driver->init(0); /* whether that was of use, the tasks' states will tell */
         thaw(helper);
         break;
     }

@@ -49,7 +49,7 @@ static bool fail(struct kc_result *result, const struct cuda_work *work, enum kc
 {
     char words[256];
     cuda_error_words(work->driver, error, words, sizeof(words));
-    if (error == CUDA_ERROR_NOT_SUPPORTED)
+    if (error == CUDA_ERROR_NOT_SUPPORTED && reason != KC_GPU_STUCK)
         return kc_fail(result, KC_GPU_UNSUPPORTED,
                        "%s (process %d): %s. The driver does not support it for unified memory "
                        "(cudaMallocManaged), for memory that processes share (CUDA IPC, as NCCL does), "
@@ -239,18 +239,30 @@ bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
     return false;
 }
 
+/* What has become of a task with CUDA state. False when the driver does not tell: it may still be locked. */
+static bool look_again(struct cuda_work *work, const struct cuda_task *task, int *state,
+                       struct kc_result *result)
+{
+    step(work, CUDA_OP_LOOK, task->pid, short_call(work));
+    int error = state_of(work, task, state);
+    return error == CUDA_SUCCESS || !alive(work, task) ||
+           fail(result, work, KC_GPU_STUCK, error, task, "The GPU state cannot be reached any more");
+}
+
 /* Waits while the driver is in the middle of something that this program no longer waits for. */
-static int settled_state(struct cuda_work *work, const struct cuda_task *task)
+static bool settled_state(struct cuda_work *work, const struct cuda_task *task, int *state,
+                          struct kc_result *result)
 {
     double deadline = io_now() + work->copy_timeout;
-    int state;
-    for (;;) {
-        step(work, CUDA_OP_LOOK, task->pid, short_call(work));
-        state_of(work, task, &state);
-        if ((state != CUDA_CHECKPOINTING && state != CUDA_RESTORING) || io_now() >= deadline)
-            return state;
+    while (look_again(work, task, state, result)) {
+        if (*state != CUDA_CHECKPOINTING && *state != CUDA_RESTORING)
+            return true;
+        if (io_now() >= deadline)
+            return kc_fail(result, KC_GPU_STUCK, "The GPU driver does not finish with process %d.",
+                           task->pid);
         io_sleep_ms(retry_ms);
     }
+    return false;
 }
 
 static bool restore(struct cuda_work *work, const struct cuda_task *task, struct kc_result *result)
@@ -309,16 +321,17 @@ static bool restore_all(struct cuda_work *work, struct kc_result *result)
         const struct cuda_task *task = &work->tasks[i];
         if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
             continue;
-        int state = settled_state(work, task);
+        int state;
+        if (!settled_state(work, task, &state, result)) {
+            good = false;
+            continue;
+        }
         if (state == CUDA_CHECKPOINTED && !waited) {
             wait_for_room(work, task); /* in vain it is tried even so */
             waited = true;
         }
         if (state == CUDA_CHECKPOINTED && !restore(work, task, result))
             good = false;
-        else if (state == CUDA_CHECKPOINTING || state == CUDA_RESTORING)
-            good = kc_fail(result, KC_GPU_STUCK, "The GPU driver does not finish with process %d.",
-                           task->pid);
         else if (state == CUDA_FAILED)
             good = kc_fail(result, KC_GPU_STUCK,
                            "The GPU driver has given up the GPU state of process %d.", task->pid);
@@ -335,9 +348,8 @@ static bool unlock_all(struct cuda_work *work, struct kc_result *result)
         int state;
         if (task->found != CUDA_RUNNING)
             continue;
-        step(work, CUDA_OP_LOOK, task->pid, short_call(work));
-        state_of(work, task, &state);
-        if (state == CUDA_LOCKED && !unlock(work, task, result))
+        if (!look_again(work, task, &state, result) ||
+            (state == CUDA_LOCKED && !unlock(work, task, result)))
             good = false;
     }
     return good;
@@ -368,11 +380,11 @@ bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
         const struct cuda_task *task = &work->tasks[i];
         struct cuda_checkpoint_args args = {.custom_storage = NULL};
         int state;
-        if (!task->parked || settled_state(work, task) != CUDA_LOCKED)
+        if (!task->parked || !settled_state(work, task, &state, &undone) || state != CUDA_LOCKED)
             continue;
         step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout);
         int error = work->driver->checkpoint(task->pid, &args);
-        if (error != CUDA_SUCCESS && state_of(work, task, &state) == CUDA_SUCCESS)
+        if (error != CUDA_SUCCESS && alive(work, task))
             fail(&undone, work, KC_GPU_STUCK, error, task, "The GPU could not be freed again");
     }
     if (undone.reason != KC_OK)

@@ -44,6 +44,11 @@ static bool freeze(struct cuda_work *work)
            cuda_tree_freeze(work, &lock_s, &copy_s, &result);
 }
 
+static bool unpark(struct cuda_work *work)
+{
+    return cuda_tree_look(work, false, &result) && cuda_tree_unpark(work, &result);
+}
+
 static bool all_are(int state)
 {
     for (int i = 0; i < PROCESSES; i++)
@@ -133,6 +138,54 @@ static void test_undo_fails(void)
     CHECK(fake->state[0] == CUDA_LOCKED && fake->state[1] == CUDA_RUNNING);
 }
 
+static pid_t ended; /* this process has ended; 0: none */
+
+static bool is_alive(const struct cuda_task *task)
+{
+    return task->pid != ended;
+}
+
+static int restore_but_one(int pid, struct cuda_restore_args *args)
+{
+    struct cuda_driver other;
+    fake_load(&other);
+    return pid == FIRST + 1 ? CUDA_ERROR_OUT_OF_MEMORY : other.restore(pid, args);
+}
+
+/* The driver tells the state of that process so many times, and then not any more. */
+static void fake_tells(int at, int times)
+{
+    fake_fail('S', (size_t)at, times, CUDA_SUCCESS);
+    fake->then = CUDA_ERROR_NOT_INITIALIZED;
+}
+
+static void test_undo_is_not_answered(void)
+{
+    for (int at = 0; at < PROCESSES; at++)
+        for (int times = 0; times < 2; times++) {
+            struct cuda_work work = reset();
+            CHECK(freeze(&work));
+            fake_tells(at, times);
+            CHECK(!cuda_tree_return(&work, &result) && result.reason == KC_GPU_STUCK);
+            CHECK(strstr(result.message, "cannot be reached"));
+            for (int i = 0; i < PROCESSES; i++)
+                CHECK(fake->state[i] == (i != at      ? CUDA_RUNNING
+                                         : times == 0 ? CUDA_CHECKPOINTED
+                                                      : CUDA_LOCKED));
+            work = reset(); /* one that has ended has nothing to be undone */
+            CHECK(freeze(&work));
+            fake_tells(at, times);
+            work.alive = is_alive;
+            ended = FIRST + at;
+            CHECK(cuda_tree_return(&work, &result) && result.reason == KC_OK);
+        }
+    struct cuda_work work = reset();
+    driver.restore = restore_but_one;
+    fake->state[0] = fake->state[1] = fake->state[2] = CUDA_CHECKPOINTED;
+    fake_tells(0, 3); /* two looks before, and one before it is restored */
+    CHECK(!unpark(&work) && result.reason == KC_GPU_STUCK && fake->state[0] == CUDA_LOCKED);
+}
+
 static void test_states_that_were_there_before(void)
 {
     struct cuda_work work = reset();
@@ -209,11 +262,6 @@ static void test_room(void)
     CHECK(freeze(&work) && cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
 }
 
-static bool unpark(struct cuda_work *work)
-{
-    return cuda_tree_look(work, false, &result) && cuda_tree_unpark(work, &result);
-}
-
 static void test_unpark(void)
 {
     struct cuda_work work = reset();
@@ -265,6 +313,7 @@ int main(void)
     test_order();
     test_undo();
     test_undo_fails();
+    test_undo_is_not_answered();
     test_states_that_were_there_before();
     test_restored();
     test_room();
