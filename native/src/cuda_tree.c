@@ -28,9 +28,17 @@ static bool cancelled(struct kc_result *result)
     return kc_fail(result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
 }
 
+/* Asked before each call that changes something, too: a number may be another process's by then. */
 static bool alive(const struct cuda_work *work, const struct cuda_task *task)
 {
     return work->alive == NULL || work->alive(task);
+}
+
+static int checkpoint(const struct cuda_work *work, const struct cuda_task *task)
+{
+    struct cuda_checkpoint_args args = {.custom_storage = NULL};
+    int error = alive(work, task) ? work->driver->checkpoint(task->pid, &args) : CUDA_SUCCESS;
+    return error == CUDA_SUCCESS || alive(work, task) ? error : CUDA_SUCCESS;
 }
 
 static int state_of(const struct cuda_work *work, const struct cuda_task *task, int *state)
@@ -154,7 +162,7 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
         struct cuda_lock_args args = {.timeout_ms = now > 0.001 ? (unsigned)(now * 1000.0) : 1};
         if (!step(work, CUDA_OP_LOCK, task->pid, now + short_call(work)))
             return cancelled(result);
-        int error = work->driver->lock(task->pid, &args);
+        int error = alive(work, task) ? work->driver->lock(task->pid, &args) : CUDA_SUCCESS;
         if (error == CUDA_SUCCESS || !alive(work, task))
             return true;
         if (error != CUDA_ERROR_NOT_READY)
@@ -200,10 +208,9 @@ static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
             continue;
         if (!step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout))
             return cancelled(result);
-        struct cuda_checkpoint_args args = {.custom_storage = NULL};
         int64_t before = work->host_memory != NULL ? work->host_memory(task->pid) : -1;
-        int error = work->driver->checkpoint(task->pid, &args);
-        if (error != CUDA_SUCCESS && alive(work, task))
+        int error = checkpoint(work, task);
+        if (error != CUDA_SUCCESS)
             return fail(result, work, KC_GPU_FAILED, error, task,
                         "The GPU memory could not be copied to the host");
         if (before >= 0) {
@@ -277,7 +284,7 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
     }
     for (;;) {
         step(work, CUDA_OP_RESTORE, task->pid, work->copy_timeout);
-        int error = work->driver->restore(task->pid, &args);
+        int error = alive(work, task) ? work->driver->restore(task->pid, &args) : CUDA_SUCCESS;
         if (error == CUDA_SUCCESS || !alive(work, task))
             return true;
         if (error != CUDA_ERROR_OUT_OF_MEMORY && first == CUDA_SUCCESS)
@@ -308,7 +315,7 @@ static bool unlock(struct cuda_work *work, const struct cuda_task *task, struct 
 {
     struct cuda_unlock_args args = {.reserved = {0}};
     step(work, CUDA_OP_UNLOCK, task->pid, short_call(work));
-    int error = work->driver->unlock(task->pid, &args);
+    int error = alive(work, task) ? work->driver->unlock(task->pid, &args) : CUDA_SUCCESS;
     return error == CUDA_SUCCESS || !alive(work, task) ||
            fail(result, work, KC_GPU_STUCK, error, task, "The GPU could not be unlocked");
 }
@@ -378,13 +385,12 @@ bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
         return unlock_all(work, result);
     for (size_t i = 0; i < *work->count; i++) {
         const struct cuda_task *task = &work->tasks[i];
-        struct cuda_checkpoint_args args = {.custom_storage = NULL};
         int state;
         if (!task->parked || !settled_state(work, task, &state, &undone) || state != CUDA_LOCKED)
             continue;
         step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout);
-        int error = work->driver->checkpoint(task->pid, &args);
-        if (error != CUDA_SUCCESS && alive(work, task))
+        int error = checkpoint(work, task);
+        if (error != CUDA_SUCCESS)
             fail(&undone, work, KC_GPU_STUCK, error, task, "The GPU could not be freed again");
     }
     if (undone.reason != KC_OK)

@@ -10,10 +10,20 @@ static size_t count;
 static struct kc_result result;
 static int steps_until_cancel; /* -1: never */
 
+static pid_t ended; /* this process has ended; 0: none */
+static enum cuda_op last_step; /* before this one process 1 ends */
+
+static bool is_alive(const struct cuda_task *task)
+{
+    return task->pid != ended;
+}
+
 static bool step(void *data, enum cuda_op op, pid_t pid, double limit)
 {
     (void)data;
     CHECK(limit > 0.0 && (op == CUDA_OP_START || fake_find(pid) < PROCESSES));
+    if (op == last_step && pid == FIRST + 1)
+        ended = pid;
     if (steps_until_cancel > 0)
         steps_until_cancel--;
     return steps_until_cancel != 0;
@@ -25,6 +35,8 @@ static struct cuda_work reset(void)
     fake_load(&driver);
     count = PROCESSES;
     steps_until_cancel = -1;
+    ended = 0;
+    last_step = CUDA_OP_START;
     result = (struct kc_result){.reason = KC_OK};
     for (int i = 0; i < PROCESSES; i++)
         tasks[i] = (struct cuda_task){.pid = FIRST + i, .found = CUDA_NONE, .memory = -1};
@@ -138,13 +150,6 @@ static void test_undo_fails(void)
     CHECK(fake->state[0] == CUDA_LOCKED && fake->state[1] == CUDA_RUNNING);
 }
 
-static pid_t ended; /* this process has ended; 0: none */
-
-static bool is_alive(const struct cuda_task *task)
-{
-    return task->pid != ended;
-}
-
 static int restore_but_one(int pid, struct cuda_restore_args *args)
 {
     struct cuda_driver other;
@@ -184,6 +189,25 @@ static void test_undo_is_not_answered(void)
     fake->state[0] = fake->state[1] = fake->state[2] = CUDA_CHECKPOINTED;
     fake_tells(0, 3); /* two looks before, and one before it is restored */
     CHECK(!unpark(&work) && result.reason == KC_GPU_STUCK && fake->state[0] == CUDA_LOCKED);
+}
+
+/* Its number may be another process's by then. */
+static void test_who_has_ended_is_left_alone(void)
+{
+    static const struct {
+        enum cuda_op before;
+        const char *calls;
+    } cases[] = {{CUDA_OP_LOCK, "L0 L2 C0 C2 R0 R2 U2 U0 "},
+                 {CUDA_OP_CHECKPOINT, "L0 L1 L2 C0 C2 R0 R2 U2 U0 "},
+                 {CUDA_OP_RESTORE, "L0 L1 L2 C0 C1 C2 R0 R2 U2 U0 "},
+                 {CUDA_OP_UNLOCK, "L0 L1 L2 C0 C1 C2 R0 R1 R2 U2 U0 "}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cuda_work work = reset();
+        work.alive = is_alive;
+        last_step = cases[i].before;
+        CHECK(freeze(&work) && cuda_tree_return(&work, &result));
+        CHECK_STRING(fake->calls, cases[i].calls);
+    }
 }
 
 static void test_states_that_were_there_before(void)
@@ -314,6 +338,7 @@ int main(void)
     test_undo();
     test_undo_fails();
     test_undo_is_not_answered();
+    test_who_has_ended_is_left_alone();
     test_states_that_were_there_before();
     test_restored();
     test_room();
