@@ -275,6 +275,15 @@ void cuda_leave(struct cuda *cuda)
         cuda->blocked_s = io_now() - cuda->blocked_at;
 }
 
+/* Whether an unpark has gone as far as to take the GPU again: what it goes on with is to run then. */
+static bool has_begun(const struct cuda *cuda)
+{
+    for (size_t i = 0; i < cuda->shared->count && i < CUDA_TASKS_MAX; i++)
+        if (cuda->shared->tasks[i].parked && cuda->shared->tasks[i].found == CUDA_RUNNING)
+            return true;
+    return false;
+}
+
 bool cuda_unpark(struct cuda *cuda, struct kc_result *result)
 {
     if (cuda->shared == NULL)
@@ -286,8 +295,8 @@ bool cuda_unpark(struct cuda *cuda, struct kc_result *result)
         outcome(cuda, result);
     } else {
         repair(cuda, result);
-        /* That went on with what was begun, or could not. */
-        if (result->reason == KC_GPU_FAILED)
+        /* That went on with what was begun, or could not. Before that there is nothing to go on with. */
+        if (result->reason == KC_GPU_FAILED && has_begun(cuda))
             *result = (struct kc_result){.reason = KC_OK};
     }
     if (!has_state(cuda))

@@ -117,6 +117,11 @@ static void test_helper(void)
         fake->state[0] = parked;
         fake_fail('R', 0, 1, with);
         CHECK(cuda_unpark(&cuda, &result) && fake->state[0] == CUDA_RUNNING);
+        CHECK(begin(&cuda, target, &tree)); /* there is nothing yet to go on with */
+        fake->state[0] = parked;
+        fake_fail('S', 0, 1, with);
+        CHECK(!cuda_unpark(&cuda, &result) && result.reason == KC_GPU_FAILED);
+        CHECK(fake->state[0] == CUDA_CHECKPOINTED);
     }
 
     /* Whoever asked is gone: it is undone. */
