@@ -312,14 +312,14 @@ bool cuda_probe(struct json *json, struct kc_result *result)
     bool there = make_shared(&cuda, NULL, result) && start_helper(&cuda, CUDA_PROBE) &&
                  ask(&cuda, CUDA_GO, probe_limit, true) == ANSWERED;
     if (there && cuda.shared->loaded != CUDA_NO_LIBRARY) {
-        const char *driver = cuda.shared->driver_version;
+        const struct cuda_shared *shared = cuda.shared;
         json_open(json, "gpu", '{');
-        json_string(json, "driver", driver[0] != '\0' ? driver : NULL);
-        json_int(json, "cuda_version", cuda.shared->version);
-        json_bool(json, "checkpoint", cuda.shared->loaded == CUDA_LOADED);
+        json_text(json, "driver", shared->driver_version, sizeof(shared->driver_version));
+        json_int(json, "cuda_version", shared->version);
+        json_bool(json, "checkpoint", shared->loaded == CUDA_LOADED);
         json_bool(json, "gpu_map",
-                  cuda.shared->loaded == CUDA_LOADED && cuda.shared->version >= CUDA_PAIRS_SINCE);
-        json_bool(json, "custom_storage", cuda.shared->custom_storage);
+                  shared->loaded == CUDA_LOADED && shared->version >= CUDA_PAIRS_SINCE);
+        json_bool(json, "custom_storage", shared->custom_storage);
         json_close(json);
         outcome(&cuda, result);
     } else {

@@ -28,7 +28,7 @@ void cuda_record(const struct cuda *cuda, struct json *json)
         return;
     }
     json_open(json, "gpu", '{');
-    json_string(json, "driver", shared->driver_version[0] != '\0' ? shared->driver_version : NULL);
+    json_text(json, "driver", shared->driver_version, sizeof(shared->driver_version));
     json_int(json, "cuda_version", shared->version);
     json_real(json, "lock_s", shared->lock_s);
     json_real(json, "checkpoint_s", shared->copy_s);
@@ -43,11 +43,7 @@ void cuda_record(const struct cuda *cuda, struct json *json)
         json_int(json, "pid", task->pid);
         json_bool(json, "parked", task->parked);
         number(json, "memory_bytes", task->memory);
-        if (task->visible[0] != '\0')
-            json_string_n(json, "visible", task->visible,
-                          strnlen(task->visible, sizeof(task->visible)));
-        else
-            json_null(json, "visible");
+        json_text(json, "visible", task->visible, sizeof(task->visible));
         json_close(json);
     }
     json_close(json);

@@ -124,6 +124,15 @@ void json_string(struct json *json, const char *key, const char *value)
         json_string_n(json, key, value, strlen(value));
 }
 
+void json_text(struct json *json, const char *key, const char *value, size_t capacity)
+{
+    size_t length = strnlen(value, capacity);
+    if (length == 0)
+        json_null(json, key);
+    else
+        json_string_n(json, key, value, length);
+}
+
 void json_int(struct json *json, const char *key, int64_t value)
 {
     char number[32];

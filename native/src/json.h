@@ -25,6 +25,8 @@ void json_begin(struct json *json, const char *event);
  * UTF-8 become U+FFFD, a NULL value becomes null. */
 void json_string(struct json *json, const char *key, const char *value);
 void json_string_n(struct json *json, const char *key, const char *value, size_t length);
+/* Text that ends where its array does at the latest, as in memory that another process writes; null for an empty one. */
+void json_text(struct json *json, const char *key, const char *value, size_t capacity);
 void json_int(struct json *json, const char *key, int64_t value);
 void json_real(struct json *json, const char *key, double value);
 void json_bool(struct json *json, const char *key, bool value);

@@ -79,7 +79,13 @@ static void test_helper(void)
     cuda_record(&cuda, &json);
     CHECK(json_finish(&json));
     CHECK(strstr(json.text, "\"uuid\":\"GPU-01010101-0101-0101-0101-010101010101\""));
-    CHECK(strstr(json.text, "\"problem\":null"));
+    CHECK(strstr(json.text, "\"problem\":null") && strstr(json.text, "\"driver\":null"));
+    memset(cuda.shared->driver_version, 'v', sizeof(cuda.shared->driver_version)); /* no end */
+    json_begin(&json, "done");
+    cuda_record(&cuda, &json);
+    CHECK(json_finish(&json));
+    const char *version = strstr(json.text, "\"driver\":\"vvv");
+    CHECK(version != NULL && strspn(version + 10, "v") == sizeof(cuda.shared->driver_version));
     cuda_end(&cuda);
 
     for (int with = CRASH; with <= HANG; with++) { /* in the middle: another helper puts it right */

@@ -34,6 +34,20 @@ static void escapes(void)
                  "{\"event\":\"e\",\"k\":\"" REPLACED REPLACED REPLACED REPLACED "\"}\n");
 }
 
+static void texts(void)
+{
+    char *full = malloc(3); /* without an end: AddressSanitizer sees every step beyond it */
+    CHECK(full != NULL);
+    memcpy(full, "abc", 3);
+    json_begin(&json, "e");
+    json_text(&json, "full", full, 3);
+    json_text(&json, "short", "de", 8);
+    json_text(&json, "empty", "", 8);
+    CHECK(json_finish(&json));
+    CHECK_STRING(json.text, "{\"event\":\"e\",\"full\":\"abc\",\"short\":\"de\",\"empty\":null}\n");
+    free(full);
+}
+
 static void values(void)
 {
     json_begin(&json, "e");
@@ -92,6 +106,7 @@ static void any_bytes(void)
 int main(void)
 {
     escapes();
+    texts();
     values();
     bounds();
     any_bytes();
