@@ -19,15 +19,13 @@ from .capture import files, images, outside, transactions
 from .capture.contents import Survey
 from .capture.estimate import state_size
 from .capture.explain import links_collided
-from .capture.gpu_use import memory_on_gpus, uses_driver
+from .capture.gpu_use import memory_on_gpus
 from .capture.native import KernelCapture
 from .capture.pagemap import PageFile, page_files
 from .capture.preflight import check_save
-from .capture.procfs import tree
 from .capture.protocol import DumpResult, Probe
 from .connection import saved_connection, spec_of
 from .errors import CkptError
-from .gpus.asking import inventory
 from .history import is_history
 from .models import OperationResult
 from .node_turns import turn
@@ -204,9 +202,7 @@ class Save:
 
     def _check_space(self, pid: int, spool: Path, in_use: set[str]) -> bool:
         keeper = self._keeper
-        needed = state_size(pid, keeper.node_local_dirs)
-        if uses_driver(pid):
-            needed += memory_on_gpus(tree(pid), inventory())
+        needed = state_size(pid, keeper.node_local_dirs) + memory_on_gpus(pid)
         keeper.tidying.check_room(self._kernel.kernel_id, needed, in_use)
         return check_space(needed, spool, keeper.store_folder())
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Final
 
-from ..gpus.inventory import Inventory
+from ..gpus.asking import driver_present, inventory
 from . import procfs
 
 _DRIVER: Final = "/libcuda.so"
@@ -20,13 +19,16 @@ def uses_driver(pid: int) -> bool:
     )
 
 
-def memory_on_gpus(tree: Collection[int], inventory: Inventory) -> int:
-    """Bytes that these processes have on GPUs.
+def memory_on_gpus(pid: int) -> int:
+    """Bytes that a kernel's tree has on GPUs; the driver is asked only where the tree uses it.
 
     In a container the driver may name no processes: then all that is used on such a GPU counts.
     """
+    if not driver_present() or not uses_driver(pid):
+        return 0
+    tree = set(procfs.tree(pid))
     total = 0
-    for gpu in inventory.gpus:
+    for gpu in inventory().gpus:
         if gpu.processes:
             total += sum(one.memory or 0 for one in gpu.processes if one.pid in tree)
         else:
