@@ -149,6 +149,11 @@ def each(
             log.warning("A message kept for a kernel is lost: %s: %s", type(error).__name__, error)
 
 
+def execute_ids(held: Iterable[HeldMessage]) -> list[str]:
+    """Ids of the execute requests among messages."""
+    return [found for message in held if (found := message.execute_id) is not None]
+
+
 def guard(settings: dict[str, Any], doorman: Doorman) -> bool:
     """Extend the server's connection class; whether that is possible.
 

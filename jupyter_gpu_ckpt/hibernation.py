@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, each, guard
+from .doorman import HeldMessage, each, execute_ids, guard
 from .errors import CkptError
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
@@ -70,7 +70,6 @@ class Hibernation:
     def guard(self, settings: dict[str, Any]) -> None:
         """Watch what pages send to kernels; the extension calls it while it is loaded."""
         self.can_wake = guard(settings, self)
-        self._keeper.tracker.on_interrupted(self._interrupted)
 
     def is_asleep(self, kernel_id: str) -> bool:
         """Whether the kernel is hibernated; also while it is being woken."""
@@ -301,8 +300,7 @@ class Hibernation:
         """Ids of the execute requests that are kept until a kernel is back."""
         sleeper = self._sleepers.get(kernel_id)
         kept = sleeper.held if sleeper is not None else []
-        ids = [message.execute_id for message in kept if message.execute_id is not None]
-        return ids + self.replacements.held_ids(kernel_id)
+        return execute_ids(kept) + self.replacements.held_ids(kernel_id)
 
     def _need(self, sleeper: _Sleeper) -> None:
         if not sleeper.is_waking:
@@ -350,14 +348,14 @@ class Hibernation:
             gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
             each(sleeper.held, lambda message: message.refuse(gone), self._keeper.log)
 
-    def _interrupted(self, kernel_id: str) -> None:
+    def interrupted(self, kernel_id: str) -> None:
         """Somebody interrupts the kernel: cells that wait for it do so in vain."""
         held = self.replacements.taken(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
-            cells = [message for message in sleeper.held if message.execute_id is not None]
-            sleeper.held = [message for message in sleeper.held if message not in cells]
-            held += cells
+            kept, sleeper.held = sleeper.held, []
+            for message in kept:
+                (sleeper.held if message.execute_id is None else held).append(message)
         told = CkptError("cancelled", "Interrupted before the kernel was back.")
         each(held, lambda message: message.refuse(told, "KeyboardInterrupt"), self._keeper.log)
 

@@ -85,6 +85,7 @@ class Keeper(GpuCkpt):
             on_died=self._on_died,
             on_stopping=self._on_stopping,
             on_ended=self._on_ended,
+            on_interrupted=self.hibernation.interrupted,
         )
         self.roster = Roster(kernel_manager, self.tracker, self.store, self.ability)
         self.sessions = Sessions(kernel_manager, session_manager, self.roster.is_pristine, self.log)

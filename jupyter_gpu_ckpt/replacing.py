@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from .doorman import HeldMessage, each
+from .doorman import HeldMessage, each, execute_ids
 from .errors import CkptError
 from .operations import Run
 
@@ -118,8 +118,7 @@ class Replacements:
     def held_ids(self, kernel_id: str) -> list[str]:
         """Ids of the requests that are kept until this kernel is back."""
         going = self._going.get(kernel_id)
-        kept = going.held if going is not None else []
-        return [message.execute_id for message in kept if message.execute_id is not None]
+        return execute_ids(going.held) if going is not None else []
 
     def taken(self, kernel_id: str) -> list[HeldMessage]:
         """What is kept of what was sent to this kernel; it is kept no longer."""

@@ -106,6 +106,8 @@ class Tracker:
         Called with the id of a kernel that somebody asked to end.
     on_ended
         Called with the id of a kernel that was shut down in order.
+    on_interrupted
+        Called with the id of a kernel that somebody interrupts.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Tracker:
         on_died: Callable[[TrackedKernel], bool],
         on_stopping: Callable[[str], None],
         on_ended: Callable[[str], None],
+        on_interrupted: Callable[[str], None],
     ) -> None:
         self._make_policy = make_policy
         self._make_listener = make_listener
@@ -123,8 +126,7 @@ class Tracker:
         self._on_died = on_died
         self._on_stopping = on_stopping
         self._on_ended = on_ended
-        #: Called with the id of a kernel that somebody interrupts.
-        self._on_interrupted: Callable[[str], None] = lambda kernel_id: None
+        self._on_interrupted = on_interrupted
         self._kernels: dict[str, TrackedKernel] = {}
         self._waiting: dict[str, WaitingProcess] = {}
 
@@ -142,10 +144,6 @@ class Tracker:
     def withdraw(self, kernel_id: str) -> None:
         """Take back an offer that nobody took."""
         self._waiting.pop(kernel_id, None)
-
-    def on_interrupted(self, callback: Callable[[str], None]) -> None:
-        """Have a function called with the id of each kernel that somebody interrupts."""
-        self._on_interrupted = callback
 
     def close(self) -> None:
         """Stop listening to all kernels."""

@@ -192,7 +192,7 @@ def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
     text = keys[0].path.read_text()
     keys[0].path.unlink()
 
-    nobody = Tracker(*[lambda *_: None] * 6)  # type: ignore[arg-type]
+    nobody = Tracker(*[lambda *_: None] * 7)  # type: ignore[arg-type]
 
     def leases() -> Leases:
         async def paths() -> dict[str, str]:
