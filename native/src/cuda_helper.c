@@ -246,6 +246,7 @@ static void go(struct helper *helper)
         if (!check_map(shared) || !cuda_tree_look(&work, false, &shared->result) ||
             !cuda_tree_any(&work))
             break;
+        tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
         shared->gpu_count = cuda_tree_gpus(&helper->driver, shared->gpus);
         ask_nvml(helper);
         if (shared->mode == CUDA_UNPARK)
@@ -260,6 +261,7 @@ static void go(struct helper *helper)
             thaw(helper);
         break;
     case CUDA_REPAIR:
+        tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
         work.driver->init(0); /* whether that was of use, the tasks' states will tell */
         thaw(helper);
         break;

@@ -7,7 +7,6 @@
 #include "io.h"
 
 static const double longest_short_call = 20.0; /* seconds for one that only asks or unlocks */
-static const double init_call = 90.0;  /* seconds for cuInit: machines with many GPUs are slow */
 /* Slices in which a lock is tried, seconds: between them it can be given up. They grow, because work that
  * was submitted before must end within one, and while none is under way the process submits more. */
 static const double first_slice = 1.0, last_slice = 10.0;
@@ -69,7 +68,7 @@ static bool fail(struct kc_result *result, const struct cuda_work *work, enum kc
 static bool initialise(struct cuda_work *work, struct kc_result *result)
 {
     char words[256];
-    if (!step(work, CUDA_OP_START, 0, init_call))
+    if (!step(work, CUDA_OP_START, 0, CUDA_START_LIMIT))
         return cancelled(result);
     int error = work->driver->init(0);
     if (error == CUDA_SUCCESS)

@@ -13,6 +13,9 @@
 
 enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 160 };
 
+/* Seconds for the driver or its management library to start: machines with many GPUs are slow. */
+enum { CUDA_START_LIMIT = 90 };
+
 /* No CUDA state, or the process has ended. Else one of enum cuda_state. */
 enum { CUDA_NONE = -1 };
 

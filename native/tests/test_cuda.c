@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -139,6 +140,47 @@ static void test_helper(void)
     tree_free(&tree);
 }
 
+/* What the helper says of its steps before it is done, one letter each; capitals: it may take as long as a start. */
+static void steps_of(struct cuda_shared *shared, char *text, size_t capacity)
+{
+    static const char letters[] = "slkcru";
+    struct cuda_message message = {.done = false};
+    int in;
+    pid_t helper = cuda_helper_start(shared, fake_load, &in);
+    CHECK(helper > 0 && io_write_all(in, &(char){CUDA_GO}, 1));
+    for (size_t i = 0; i + 1 < capacity; i++) {
+        text[i] = '\0';
+        CHECK(recv(in, &message, sizeof(message), 0) == (ssize_t)sizeof(message));
+        if (message.done)
+            break;
+        char letter = letters[message.op];
+        text[i] = (char)(message.limit < CUDA_START_LIMIT ? letter : letter + 'A' - 'a');
+    }
+    CHECK(message.done && io_write_all(in, &(char){CUDA_QUIT}, 1));
+    close(in);
+    CHECK(waitpid(helper, NULL, 0) == helper);
+}
+
+/* The driver and the management library are given their time, however short the others are. */
+static void test_starts(void)
+{
+    struct cuda cuda;
+    struct tree tree = {0};
+    char text[64];
+    pid_t target = start_target();
+    CHECK(begin(&cuda, target, &tree));
+    cuda.shared->mode = CUDA_DUMP;
+    steps_of(cuda.shared, text, sizeof(text));
+    CHECK_STRING(text, "lSSkc");
+    cuda.shared->mode = CUDA_REPAIR;
+    steps_of(cuda.shared, text, sizeof(text));
+    CHECK_STRING(text, "Slrlu");
+    kill(target, SIGKILL);
+    CHECK(waitpid(target, NULL, 0) == target && fake->state[0] == CUDA_RUNNING);
+    cuda_end(&cuda);
+    tree_free(&tree);
+}
+
 static void test_no_driver(void)
 {
     struct cuda cuda;
@@ -211,6 +253,7 @@ int main(void)
     test_tasks_file();
     test_no_driver();
     test_helper();
+    test_starts();
     char path[128];
     snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);
     CHECK(unlink(path) == 0 && rmdir(folder) == 0);
