@@ -11,7 +11,7 @@ import { undoneCells } from './gap';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import type { KernelPages } from './pages';
-import { Remembered } from './remembered';
+import { RememberedRestores } from './remembered';
 
 /** The class of a cell that the kernel knows nothing of. */
 const UNDONE_CLASS = 'jp-gpu-ckpt-undone';
@@ -19,8 +19,8 @@ const UNDONE_CLASS = 'jp-gpu-ckpt-undone';
 /** How long a kernel has to say what it has executed, in milliseconds. */
 const HISTORY_TIMEOUT = 2000;
 
-/** Which gaps were dismissed, by kernel and restore. */
-const DISMISSED = new Remembered('jupyter-gpu-ckpt:dismissed-gaps');
+/** The gaps that were dismissed. */
+const DISMISSED = new RememberedRestores('jupyter-gpu-ckpt:dismissed-gaps');
 
 /** A code cell of an open notebook. */
 interface IOpenCell extends IRanCell {
@@ -80,8 +80,8 @@ export class Gaps {
       this._seen.set(panel, { kernelId, restored: from.restored });
       if (before && from.cause === 'wake') {
         // What hibernated and woke is the same kernel, with the same gap.
-        if (DISMISSED.has(`${kernelId} ${before.restored}`)) {
-          DISMISSED.add(`${kernelId} ${from.restored}`);
+        if (DISMISSED.has(kernelId, before.restored)) {
+          DISMISSED.add(kernelId, from.restored);
         }
         if (this._gaps.has(panel)) {
           continue;
@@ -104,7 +104,7 @@ export class Gaps {
     const kernel = panel.sessionContext.session?.kernel;
     if (
       !kernel ||
-      DISMISSED.has(`${kernelId} ${from.restored}`) ||
+      DISMISSED.has(kernelId, from.restored) ||
       undoneCells(codeCells(panel), from, null).length === 0
     ) {
       return;
@@ -148,7 +148,7 @@ export class Gaps {
       runAgain: found => void this._runAgain(panel, found),
       dismiss: () => {
         const restored = this._seen.get(panel)?.restored ?? from.restored;
-        DISMISSED.add(`${kernelId} ${restored}`);
+        DISMISSED.add(kernelId, restored);
         this._clear(panel);
       }
     });

@@ -1,16 +1,17 @@
 /** How many are remembered, the oldest forgotten first. */
 const MOST = 50;
 
-/** What this browser remembers beyond a page, as which notices were dismissed. */
-export class Remembered {
+/** Of which restores of kernels this browser remembers something beyond a page. */
+export class RememberedRestores {
   /** @param _key - where it is kept in the browser's storage */
   constructor(private readonly _key: string) {}
 
-  has(name: string): boolean {
-    return this._all().includes(name);
+  has(kernelId: string, restored: string): boolean {
+    return this._all().includes(nameOf(kernelId, restored));
   }
 
-  add(name: string): void {
+  add(kernelId: string, restored: string): void {
+    const name = nameOf(kernelId, restored);
     const all = [...this._all().filter(other => other !== name), name];
     try {
       window.localStorage.setItem(this._key, JSON.stringify(all.slice(-MOST)));
@@ -27,4 +28,8 @@ export class Remembered {
       return [];
     }
   }
+}
+
+function nameOf(kernelId: string, restored: string): string {
+  return `${kernelId} ${restored}`;
 }

@@ -9,13 +9,13 @@ import type { Notices } from './notices';
 import type { KernelPages } from './pages';
 import { refreshStatus } from './pages';
 import { PendingRequests, cellsOf } from './pending';
-import { Remembered } from './remembered';
+import { RememberedRestores } from './remembered';
 
 /** How long a page may take to get a kernel that was restored for it, in milliseconds. */
 const ATTACHING = 60_000;
 
-/** Which restores were told of, by kernel and restore. */
-const TOLD = new Remembered('jupyter-gpu-ckpt:told-restores');
+/** The restores that were told of. */
+const TOLD = new RememberedRestores('jupyter-gpu-ckpt:told-restores');
 
 /**
  * Keeps the open pages true when a kernel was restored under them: by the
@@ -46,9 +46,8 @@ export class RestoredKernels {
     if (!from || !isUnasked || from.warnings.length === 0) {
       return;
     }
-    const name = `${kernelId} ${from.restored}`;
-    if (this._concerns(kernelId) && !TOLD.has(name)) {
-      TOLD.add(name);
+    if (this._concerns(kernelId) && !TOLD.has(kernelId, from.restored)) {
+      TOLD.add(kernelId, from.restored);
       if (!notices.hasTold(kernelId, from)) {
         notices.cameBack(kernelId, from);
       }
