@@ -74,8 +74,8 @@ export class Actions {
     const states = () => this._states(target);
     const leave = (follower: OperationFollower) =>
       void notices.follow(follower);
+    const options = { model, trans, states, leave };
     for (;;) {
-      const options = { model, trans, states, leave };
       const choice = await RestoreDialog.show(options);
       if (choice?.action === 'delete') {
         // Dialogs do not stack: the list comes back after the question.

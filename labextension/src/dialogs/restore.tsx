@@ -25,11 +25,9 @@ export interface IRestoreChoice {
   state: IState;
 }
 
-/** The class of the button that deletes. */
-const DELETE = 'jp-gpu-ckpt-delete';
-
-/** The classes of the buttons that restore. */
-const BUTTONS: Record<RestoreMode, string> = {
+/** The classes of the buttons that need a state. */
+const BUTTONS: Record<RestoreAction, string> = {
+  delete: 'jp-gpu-ckpt-delete',
   rollback: 'jp-gpu-ckpt-rollback',
   new: 'jp-gpu-ckpt-open-new'
 };
@@ -108,7 +106,7 @@ class RestoreBody extends CheckedBody {
     const older =
       found && !found.intact
         ? this._listed(found.older ?? '')
-        : olderState(states, this._listed(state.id) ?? state);
+        : olderState(states, state);
     return (
       <>
         <StateList
@@ -287,18 +285,15 @@ class RestoreBody extends CheckedBody {
   protected override onChecked(): void {
     const dialog = this.node.closest('.jp-Dialog');
     const none = this.current === null;
-    for (const className of [DELETE, ...Object.values(BUTTONS)]) {
+    for (const [action, className] of Object.entries(BUTTONS)) {
       const button = dialog?.querySelector<HTMLButtonElement>(`.${className}`);
       if (button) {
         button.hidden = none;
         // The dialog itself disables those that accept.
-        button.disabled = className === DELETE ? none : button.disabled;
-      }
-    }
-    for (const [mode, className] of Object.entries(BUTTONS)) {
-      const button = dialog?.querySelector<HTMLButtonElement>(`.${className}`);
-      if (button && !this._offers(mode as RestoreMode)) {
-        button.disabled = true;
+        button.disabled =
+          action === 'delete'
+            ? none
+            : button.disabled || !this._offers(action as RestoreMode);
       }
     }
   }
@@ -372,7 +367,7 @@ export namespace RestoreDialog {
         Dialog.createButton({
           label: trans.__('Delete'),
           caption: trans.__('Delete the selected state'),
-          className: DELETE,
+          className: BUTTONS.delete,
           displayType: 'warn',
           accept: false,
           actions: ['delete']

@@ -67,7 +67,8 @@ export function gpuText(
 
 /** The newest state that is older than this one and not known to be damaged. */
 export function olderState(states: IState[], state: IState): IState | null {
-  const later = states.slice(states.indexOf(state) + 1);
+  const index = states.findIndex(other => other.id === state.id);
+  const later = states.slice(index + 1);
   return later.find(other => other.damage === null) ?? null;
 }
 
