@@ -44,17 +44,12 @@ export function cellsOf(
   page: IKernelPage,
   requests: readonly string[]
 ): CodeCell[] {
-  const found = new Map<string, CodeCell>();
-  for (const cell of page.cells) {
-    const request =
-      cell instanceof CodeCell
-        ? cell.outputArea.future?.msg.header.msg_id
-        : undefined;
-    if (request !== undefined && requests.includes(request)) {
-      found.set(request, cell as CodeCell);
-    }
-  }
-  return requests.flatMap(request => found.get(request) ?? []);
+  const cells = [...page.cells].filter(cell => cell instanceof CodeCell);
+  return requests.flatMap(request =>
+    cells.filter(
+      ({ outputArea }) => outputArea.future?.msg.header.msg_id === request
+    )
+  );
 }
 
 /**

@@ -6,13 +6,6 @@ import type { IOutside, IOutsideConnection, IOutsideFile } from '../api';
 /** So many connections are named where the state is described. */
 const NAMED = 3;
 
-const NOTHING: IOutside = {
-  connections: [],
-  devices: [],
-  files: [],
-  left_out: 0
-};
-
 function connectionText(
   connection: IOutsideConnection,
   trans: TranslationBundle
@@ -76,8 +69,16 @@ export function neededTexts(
 
 /** Whether a kernel had anything that is not in its state. */
 export function hasOutside(outside: IOutside | null): boolean {
-  const { connections, devices, files, left_out } = outside ?? NOTHING;
-  return connections.length + devices.length + files.length + left_out > 0;
+  return countOutside(outside) > 0;
+}
+
+function countOutside(outside: IOutside | null): number {
+  return outside
+    ? outside.connections.length +
+        outside.devices.length +
+        outside.files.length +
+        outside.left_out
+    : 0;
 }
 
 /** The connections that will not come back, in a line; `null` for none. */
@@ -112,8 +113,8 @@ export function StateOutside(props: IOutsideProps): JSX.Element | null {
   const closed = closedTexts(outside, trans);
   const needed = neededTexts(outside, trans);
   const more = outside?.left_out ?? 0;
-  const count = closed.length + needed.length + more;
-  if (!hasOutside(outside)) {
+  const count = countOutside(outside);
+  if (count === 0) {
     return null;
   }
   return (
