@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from ..errors import CkptError
 from . import failures as failed
 from .clocks import has_one_clock
 from .keys import KeyRing
-from .layout import check_kernel_id, create_file, move_into, owner_folder, translated
+from .layout import check_kernel_id, owner_folder, put_file, translated
 from .local_files import tidy
 from .owner import OwnerStore, open_owner
 from .presence import store_now
@@ -134,13 +133,9 @@ class KernelStore:
         """
         check_kernel_id(record.kernel_id)
         owner = self._create()
-        temporary = owner.writers / f".kernel-{secrets.token_hex(8)}"
+        data = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
         with translated(WRITING):
-            try:
-                create_file(temporary, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-                move_into(temporary, owner.kernels / record.kernel_id / "kernel.json")
-            finally:
-                temporary.unlink(missing_ok=True)
+            put_file(owner.writers, owner.kernels / record.kernel_id / "kernel.json", data)
 
     def renew_kernel(self, record: KernelRecord) -> None:
         """Make the record of a kernel young again that says the same but for its lease's time.
@@ -234,17 +229,12 @@ class KernelStore:
         check_kernel_id(failure.kernel_id)
         owner = self._create()
         path = owner.kernels / failure.kernel_id / failed.NAME
-        temporary = owner.writers / f".failure-{secrets.token_hex(8)}"
         with translated(WRITING):
             before = failed.read(path)
             if before is None:
                 failed.make_room(owner.kernel_folders(), self.clear_failure)
             data = failed.encode(failure, before)
-            try:
-                create_file(temporary, data)
-                move_into(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            put_file(owner.writers, path, data)
         self._send_failure(failure.kernel_id, data)
 
     def clear_failure(self, kernel_id: str) -> None:

@@ -242,6 +242,29 @@ def move_into(temporary: Path, path: Path) -> None:
         raise
 
 
+def put_file(writers: Path, path: Path, data: bytes) -> None:
+    """Write a private file, or another one in its place, whole or not at all.
+
+    Parameters
+    ----------
+    writers
+        The folder ``writers`` of the same owner, for the file until it has its name.
+    path, data
+        The file and its content.
+
+    Raises
+    ------
+    OSError
+        Not writable.
+    """
+    temporary = writers / f".{path.stem}-{secrets.token_hex(8)}"
+    try:
+        create_file(temporary, data)
+        move_into(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def sync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import CkptError
 from .damage import Damaged
-from .layout import create_file, move_into
+from .layout import put_file
 from .owner import OwnerStore
 from .seal import SEALED, Sealing, plain_body, sealed_with
 
@@ -102,12 +101,7 @@ def put_marks(owner: OwnerStore, manifest: Path, data: bytes) -> None:
     """
     manifest.stat()
     path = marks_path(manifest)
-    temporary = owner.writers / f".marks-{secrets.token_hex(8)}"
-    try:
-        create_file(temporary, data)
-        move_into(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    put_file(owner.writers, path, data)
     if not manifest.exists():
         path.unlink(missing_ok=True)
         manifest.stat()
