@@ -18,6 +18,8 @@ _HOURS_FOR: Final = 14 * _DAY
 _DAYS_FOR: Final = 400 * _DAY
 #: Stands for all users together; no user has this name.
 ALL: Final = ""
+#: The most that is noted, and fits: many states, or files full of holes, can add up to more.
+_MOST: Final = 1 << 62
 _LONGEST_WAIT: Final = 5.0
 
 
@@ -66,17 +68,20 @@ class History:
         """
         known = [report for report in reports if report.read is not None]
         hour = int(now // _HOUR)
-        rows = [
-            (report.user, hour, now, report.used, report.size, len(report.states))
-            for report in known
-        ]
-        used = sum(report.used for report in known)
-        size = sum(report.size for report in known)
-        states = sum(len(report.states) for report in known)
+        rows = [(report.user, report.used, report.size, len(report.states)) for report in known]
+        of_all = (
+            ALL,
+            sum(report.used for report in known),
+            sum(report.size for report in known),
+            sum(len(report.states) for report in known),
+        )
         with self._lock, self._db:
             self._db.executemany(
                 "insert or replace into usage values (?, ?, ?, ?, ?, ?)",
-                [*rows, (ALL, hour, now, used, size, states)],
+                [
+                    (user, hour, now, min(used, _MOST), min(size, _MOST), states)
+                    for user, used, size, states in (*rows, of_all)
+                ],
             )
             if hour != self._tidied:
                 self._tidy(now)

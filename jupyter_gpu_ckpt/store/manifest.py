@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from .damage import Damaged, TooNew
@@ -11,6 +13,9 @@ from .seal import Sealing
 
 #: Bytes of a blob's name.
 NAME_SIZE = 32
+
+# What says more is forged, and larger than what adds such numbers up can hold.
+_Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class IndexPlace(msgspec.Struct, kw_only=True):
@@ -39,12 +44,12 @@ class Body(msgspec.Struct, kw_only=True):
     format: int
     id: str
     created: str
-    size: int
-    stored_size: int
+    size: _Bytes
+    stored_size: _Bytes
     parent: str | None
     key_id: str | None
     index: IndexPlace
-    packs: dict[str, int]
+    packs: dict[str, _Bytes]
     meta: StateMeta
 
     def record(self) -> StateRecord:

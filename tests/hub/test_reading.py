@@ -260,6 +260,26 @@ def test_nothing_is_done_that_cannot_be_noted_before(root: Path, tmp_path: Path)
     assert audit.read_text().count('"action":"delete"') == 2
 
 
+@pytest.mark.parametrize(
+    "size", [-1, 1 << 60, 1 << 63, 10**400], ids=["negative", "60", "63", "many digits"]
+)
+def test_a_size_that_no_state_has_is_damage_and_no_trap_for_others(
+    size: int, root: Path, tmp_path: Path
+) -> None:
+    state = User(root, "alice").state("kernel-a", "a.ipynb", ago(hours=1), size=size)
+    User(root, "bob").state("kernel-b", "b.ipynb", ago(hours=1), size=(1 << 60) - 1)
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, ["alice", "bob"])
+    asyncio.run(census.round())
+    alice, bob = census.known()
+    assert [row.id for row in alice.states] == [state] and alice.states[0].problem
+    assert (alice.size, bob.size) == (0, (1 << 60) - 1)
+    assert b'logical_bytes{user="bob"} 1.15' in Metrics(census).text()
+    history = History(None)
+    history.add([*([bob] * 9), UserReport(user="carol", size=10**400, read="then")], 9e9)
+    assert history.of(ALL, 0.0)[0].size == 1 << 62
+    history.close()
+
+
 @pytest.mark.parametrize("trap", ["huge", "fifo", "link", "deep", "elsewhere"])
 def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
     trap: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
