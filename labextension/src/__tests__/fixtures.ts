@@ -1,7 +1,17 @@
 import type { Event } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
-import type { IKernel, IOperation, IState, KernelStateAPI } from '../api';
+import type {
+  IKernel,
+  IOperation,
+  IOperationResult,
+  IOutsideConnection,
+  IRestoredFrom,
+  IState,
+  IVerification,
+  KernelStateAPI
+} from '../api';
+import type { IKernelEvent } from '../events';
 import { KernelStates } from '../model';
 import type { IErrorBody } from '../request';
 
@@ -63,6 +73,82 @@ export function anOperation(change: Partial<IOperation> = {}): IOperation {
     finished: null,
     result: null,
     error: null,
+    ...change
+  };
+}
+
+export function aResult(
+  change: Partial<IOperationResult> = {}
+): IOperationResult {
+  return {
+    state_id: 'S1',
+    kernel_id: 'K1',
+    seconds: 1.2,
+    size: 118_000_000,
+    frozen_seconds: null,
+    warnings: [],
+    verification: null,
+    ...change
+  };
+}
+
+export function aVerification(
+  change: Partial<IVerification> = {}
+): IVerification {
+  return {
+    intact: true,
+    size: 118_000_000,
+    lost: 0,
+    items: [],
+    older: null,
+    ...change
+  };
+}
+
+export function aRestoredFrom(
+  change: Partial<IRestoredFrom> = {}
+): IRestoredFrom {
+  return {
+    state_id: 'S1',
+    created: '2026-12-02T15:00:00Z',
+    restored: '2026-12-02T16:00:00Z',
+    cause: 'user',
+    execution_count: 1,
+    in_flight_msg_id: null,
+    last_execution_count: null,
+    other_counts: {},
+    warnings: [],
+    ...change
+  };
+}
+
+/** That a kernel was restored. */
+export function aRestore(change: Partial<IKernelEvent> = {}): IKernelEvent {
+  return {
+    type: 'kernel',
+    action: 'restored',
+    kernel_id: 'K1',
+    path: 'a.ipynb',
+    state_id: 'S1',
+    cause: 'user',
+    in_flight_msg_id: null,
+    execution_count: 1,
+    message: null,
+    held_msg_ids: [],
+    ...change
+  };
+}
+
+export function aConnection(
+  change: Partial<IOutsideConnection> = {}
+): IOutsideConnection {
+  return {
+    protocol: 'tcp',
+    address: '10.0.0.5',
+    port: 5432,
+    service: 'postgresql',
+    incoming: false,
+    count: 1,
     ...change
   };
 }

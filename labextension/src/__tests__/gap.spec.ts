@@ -1,18 +1,14 @@
 import type { IRestoredFrom } from '../api';
 import type { IRanCell } from '../gap';
 import { undoneCells } from '../gap';
+import { aRestoredFrom } from './fixtures';
 
-const FROM: IRestoredFrom = {
-  state_id: 'S1',
+const FROM = aRestoredFrom({
   created: '2026-01-01T12:00:00Z',
   restored: '2026-01-01T13:00:00Z',
   cause: 'death',
-  execution_count: 3,
-  in_flight_msg_id: null,
-  last_execution_count: null,
-  other_counts: {},
-  warnings: []
-};
+  execution_count: 3
+});
 
 function cell(
   id: string,

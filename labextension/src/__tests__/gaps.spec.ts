@@ -9,7 +9,7 @@ import { Gaps } from '../gaps';
 import type { KernelStates } from '../model';
 import type { IGapActions, Notices } from '../notices';
 import type { KernelPages } from '../pages';
-import { KERNEL, Server, aKernel, settle } from './fixtures';
+import { KERNEL, Server, aKernel, aRestoredFrom, settle } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -79,19 +79,9 @@ describe('Gaps', () => {
 
   /** The kernel was restored, and its notebook looked at. */
   async function restored(change: Partial<IRestoredFrom> = {}): Promise<void> {
-    const restored_from: IRestoredFrom = {
-      state_id: 'S1',
-      created: '2026-12-02T15:00:00Z',
-      restored: '2026-12-02T16:00:00Z',
-      cause: 'user',
-      execution_count: 1,
-      in_flight_msg_id: null,
-      last_execution_count: null,
-      other_counts: {},
-      warnings: [],
-      ...change
-    };
-    server.kernel.mockResolvedValue(aKernel({ restored_from }));
+    server.kernel.mockResolvedValue(
+      aKernel({ restored_from: aRestoredFrom(change) })
+    );
     server.say(KERNEL, { action: 'restored', kernel_id: 'K1' });
     await settle();
     await settle();

@@ -3,7 +3,7 @@ import { nullTranslator } from '@jupyterlab/translation';
 
 import type { ILostKernel } from '../api';
 import { showLostDialog } from '../dialogs/lost';
-import { aState, until } from './fixtures';
+import { aConnection, aState, until } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -25,16 +25,7 @@ function aLost(kernel_id: string, change: Partial<ILostKernel>): ILostKernel {
 describe('the prompt for lost kernels', () => {
   it('says what of each will not come back', async () => {
     const outside = {
-      connections: [
-        {
-          protocol: 'tcp' as const,
-          address: '10.0.0.5',
-          port: 5432,
-          service: 'postgresql',
-          incoming: false,
-          count: 1
-        }
-      ],
+      connections: [aConnection()],
       devices: ['/dev/kmsg'],
       files: [],
       left_out: 0

@@ -6,6 +6,7 @@ import {
   aKernel,
   anError,
   anOperation,
+  aResult,
   aState,
   settle
 } from './fixtures';
@@ -165,15 +166,7 @@ describe('OperationFollower', () => {
     const follower = model.follow(anOperation());
     const changed = jest.fn();
     model.statesChanged.connect(changed);
-    const result = {
-      state_id: 'S1',
-      kernel_id: 'K1',
-      seconds: 1.2,
-      size: 118,
-      frozen_seconds: 0.1,
-      warnings: [],
-      verification: null
-    };
+    const result = aResult({ frozen_seconds: 0.1 });
     server.operation.mockResolvedValue(anOperation({ status: 'done', result }));
     await pass(1000);
     expect((await follower.done).result).toEqual(result);

@@ -1,28 +1,15 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { IOutside, IOutsideConnection } from '../api';
+import type { IOutside } from '../api';
 import {
   closedLine,
   closedTexts,
   hasOutside,
   neededTexts
 } from '../dialogs/outside';
+import { aConnection } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
-
-function connection(
-  change: Partial<IOutsideConnection> = {}
-): IOutsideConnection {
-  return {
-    protocol: 'tcp',
-    address: '10.0.0.5',
-    port: 5432,
-    service: 'postgresql',
-    incoming: false,
-    count: 1,
-    ...change
-  };
-}
 
 function outside(change: Partial<IOutside>): IOutside {
   return { connections: [], devices: [], files: [], left_out: 0, ...change };
@@ -31,10 +18,10 @@ function outside(change: Partial<IOutside>): IOutside {
 describe('what is not in a state', () => {
   it('is connections that will not come back', () => {
     const connections = [
-      connection(),
-      connection({ count: 3 }),
-      connection({ address: 'fd00::5', port: 7000, service: null }),
-      connection({
+      aConnection(),
+      aConnection({ count: 3 }),
+      aConnection({ address: 'fd00::5', port: 7000, service: null }),
+      aConnection({
         address: '10.0.0.9',
         port: 8050,
         service: null,
@@ -54,7 +41,7 @@ describe('what is not in a state', () => {
     expect(closedLine(some, trans)).toBe(
       `Will not come back: ${texts.slice(0, 3).join(', ')} and 1 more`
     );
-    expect(closedLine(outside({ connections: [connection()] }), trans)).toBe(
+    expect(closedLine(outside({ connections: [aConnection()] }), trans)).toBe(
       'Will not come back: connection to 10.0.0.5:5432 (postgresql)'
     );
   });
@@ -62,8 +49,8 @@ describe('what is not in a state', () => {
   it('is what a restore has to find', () => {
     const some = outside({
       connections: [
-        connection({ protocol: 'udp', port: 514, service: 'syslog' }),
-        connection({ protocol: 'unix', address: '/dev/log', port: null })
+        aConnection({ protocol: 'udp', port: 514, service: 'syslog' }),
+        aConnection({ protocol: 'unix', address: '/dev/log', port: null })
       ],
       devices: ['/dev/ttyS0'],
       files: [

@@ -5,7 +5,7 @@ import type { IKernelEvent } from '../events';
 import { OperationFollower } from '../follower';
 import type { IKernelPage } from '../pages';
 import { PendingRequests } from '../pending';
-import { anOperation, settle } from './fixtures';
+import { aRestore, anOperation, settle } from './fixtures';
 
 /** A code cell that waits for a request's reply, or not. */
 function cell(msg_id: string, running: boolean) {
@@ -29,18 +29,7 @@ function pageOf(cells: ReturnType<typeof cell>[]): IKernelPage {
 }
 
 function restored(state_id: string, held_msg_ids: string[] = []): IKernelEvent {
-  return {
-    type: 'kernel',
-    action: 'restored',
-    kernel_id: 'K1',
-    path: 'a.ipynb',
-    state_id,
-    cause: 'user',
-    in_flight_msg_id: 'm1',
-    execution_count: 1,
-    message: null,
-    held_msg_ids
-  };
+  return aRestore({ state_id, in_flight_msg_id: 'm1', held_msg_ids });
 }
 
 describe('PendingRequests', () => {

@@ -6,7 +6,15 @@ import type { IRestoreChoice } from '../dialogs/restore';
 import { RestoreDialog } from '../dialogs/restore';
 import type { OperationFollower } from '../follower';
 import type { KernelStates } from '../model';
-import { KERNEL, Server, aState, anOperation, until } from './fixtures';
+import {
+  KERNEL,
+  Server,
+  aResult,
+  aState,
+  aVerification,
+  anOperation,
+  until
+} from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -140,22 +148,10 @@ describe('RestoreDialog', () => {
       anOperation({
         kind: 'verify',
         status: 'done',
-        result: {
+        result: aResult({
           state_id: 'S2',
-          kernel_id: 'K1',
-          seconds: 1,
-          size: 118_000_000,
-          frozen_seconds: null,
-          warnings: [],
-          verification: {
-            intact: true,
-            size: 118_000_000,
-            lost: 0,
-            items: [],
-            older: null,
-            ...verification
-          }
-        }
+          verification: aVerification(verification)
+        })
       })
     );
     server.sayOperation({ kind: 'verify', status: 'done' });

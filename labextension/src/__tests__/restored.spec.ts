@@ -7,7 +7,7 @@ import type { IRestoredFrom } from '../api';
 import type { Notices } from '../notices';
 import type { IKernelPage, KernelPages } from '../pages';
 import { RestoredKernels } from '../restored';
-import { KERNEL, Server, aKernel } from './fixtures';
+import { KERNEL, Server, aKernel, aRestore, aRestoredFrom } from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -59,17 +59,7 @@ describe('RestoredKernels', () => {
   }
 
   function restored(path: string, held_msg_ids: string[]): void {
-    server.say(KERNEL, {
-      action: 'restored',
-      kernel_id: 'K1',
-      path,
-      state_id: 'S1',
-      cause: 'lost',
-      in_flight_msg_id: null,
-      execution_count: 1,
-      message: null,
-      held_msg_ids
-    });
+    server.say(KERNEL, aRestore({ path, cause: 'lost', held_msg_ids }));
   }
 
   it('runs what was kept from a fresh kernel once the page has the restored one', () => {
@@ -86,21 +76,13 @@ describe('RestoredKernels', () => {
   });
 
   it('tells once what did not come back, also when the page is loaded anew', async () => {
-    const restored_from = {
-      state_id: 'S1',
-      created: '2026-12-02T15:00:00Z',
-      restored: '2026-12-02T16:00:00Z',
-      cause: 'wake' as const,
-      execution_count: 1,
-      in_flight_msg_id: null,
-      last_execution_count: null,
-      other_counts: {},
-      warnings: ['Did not come back: connection to 10.0.0.5:5432.']
-    };
+    const warnings = ['Did not come back: connection to 10.0.0.5:5432.'];
     const told = async (change: Partial<IRestoredFrom>) => {
       notices.cameBack.mockClear();
       server.kernel.mockResolvedValue(
-        aKernel({ restored_from: { ...restored_from, ...change } })
+        aKernel({
+          restored_from: aRestoredFrom({ cause: 'wake', warnings, ...change })
+        })
       );
       await model.refresh('K1');
       return notices.cameBack.mock.calls.length;
