@@ -1,7 +1,7 @@
 import type { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { showDetails } from './dialogs/details';
+import { detailsAction } from './dialogs/details';
 import type { IServerEvent } from './events';
 import { formatSeconds } from './format';
 import type { KernelStates } from './model';
@@ -15,23 +15,16 @@ export class Endings {
 
   private _tell(event: IServerEvent): void {
     const { trans } = this._options;
-    const details: Notification.IAction = {
-      label: trans.__('Details'),
-      callback: click => {
-        // The notification stays for another look.
-        click.preventDefault();
-        void showDetails(
-          trans.__('This Server Ends'),
-          {
-            message: event.why,
-            reason: 'ends',
-            hint: null,
-            details: event.not_saved.join('\n') || null
-          },
-          trans
-        );
-      }
-    };
+    const details = detailsAction(
+      trans.__('This Server Ends'),
+      {
+        message: event.why,
+        reason: 'ends',
+        hint: null,
+        details: event.not_saved.join('\n') || null
+      },
+      trans
+    );
     const isEarlyWord = event.action === 'ends';
     const missing = event.not_saved.length;
     this._show(

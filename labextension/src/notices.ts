@@ -8,7 +8,7 @@ import type {
   KernelStateAPI
 } from './api';
 import { foundText, lostTexts } from './dialogs/check';
-import { showDetails } from './dialogs/details';
+import { detailsAction } from './dialogs/details';
 import { explain } from './face';
 import type { OperationFollower } from './follower';
 import { formatAge, formatPercent, formatSeconds, formatSize } from './format';
@@ -87,12 +87,9 @@ export class Notices {
       }
     });
     if (operation.kind === 'restore') {
-      this._asked.set(operation.kernel_id, operation);
+      this._asked.set(operation.kernel_id, follower);
     }
     const final = await follower.done;
-    if (final.kind === 'restore') {
-      this._asked.set(final.kernel_id, final);
-    }
     this._ended(final, id);
     return final;
   }
@@ -131,18 +128,7 @@ export class Notices {
     const more = details || text !== whole || text.length > LONGEST_MESSAGE;
     show(options.id, text, 'error', {
       autoClose: false,
-      actions: more
-        ? [
-            {
-              label: trans.__('Details'),
-              callback: event => {
-                // The notification stays for another look.
-                event.preventDefault();
-                void showDetails(title, explained, trans);
-              }
-            }
-          ]
-        : []
+      actions: more ? [detailsAction(title, explained, trans)] : []
     });
   }
 
@@ -200,7 +186,7 @@ export class Notices {
 
   /** Whether this page asked for a restore, and so told what came of it. */
   hasTold(kernelId: string, from: IRestoredFrom): boolean {
-    const asked = this._asked.get(kernelId);
+    const asked = this._asked.get(kernelId)?.operation;
     const at = new Date(from.restored).getTime();
     return (
       !!asked &&
@@ -406,30 +392,24 @@ export class Notices {
     warnings: string[]
   ): Notification.IAction {
     const trans = this._trans;
-    return {
-      label: trans.__('Details'),
-      callback: event => {
-        event.preventDefault();
-        void showDetails(
-          title,
-          {
-            message: trans._n(
-              'One thing is worth knowing:',
-              'Some things are worth knowing:',
-              warnings.length
-            ),
-            reason: 'warnings',
-            hint: null,
-            details: warnings.join('\n')
-          },
-          trans
-        );
-      }
-    };
+    return detailsAction(
+      title,
+      {
+        message: trans._n(
+          'One thing is worth knowing:',
+          'Some things are worth knowing:',
+          warnings.length
+        ),
+        reason: 'warnings',
+        hint: null,
+        details: warnings.join('\n')
+      },
+      trans
+    );
   }
 
   /** The last restore of each kernel that this page asked for. */
-  private _asked = new Map<string, IOperation>();
+  private _asked = new Map<string, OperationFollower>();
   private _restores = new Map<string, IRestoreNotice>();
 }
 

@@ -1,13 +1,14 @@
 import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { IOperation, IVerification, KernelStateAPI } from '../api';
-import type { OperationFollower } from '../follower';
+import type { IVerification, KernelStateAPI } from '../api';
+import { OperationFollower } from '../follower';
 import type { IGapActions } from '../notices';
 import { Notices } from '../notices';
-import { anOperation } from './fixtures';
+import { aRestoredFrom, aResult, aVerification, anOperation } from './fixtures';
 
 const trans = nullTranslator.load('');
+const API = {} as KernelStateAPI;
 const DIED = 'The kernel died and was restored to its state saved just now.';
 const RESTORED = 'Kernel state restored (118 MB in 1.2 s)';
 
@@ -41,25 +42,14 @@ describe('Notices of a check', () => {
   });
 
   async function verified(change: Partial<IVerification>): Promise<void> {
-    const notices = new Notices({} as KernelStateAPI, trans);
-    const operation = anOperation({ kind: 'verify' });
-    const verification = {
-      intact: true,
-      size: 1,
-      lost: 0,
-      items: [],
-      older: null,
-      ...change
-    };
-    await notices.follow({
-      operation,
-      changed: { connect: () => true },
-      done: Promise.resolve({
-        ...operation,
-        status: 'done',
-        result: { verification }
-      })
-    } as unknown as OperationFollower);
+    const notices = new Notices(API, trans);
+    const verification = aVerification(change);
+    const final = anOperation({
+      kind: 'verify',
+      status: 'done',
+      result: aResult({ verification })
+    });
+    await notices.follow(new OperationFollower(final, API));
   }
 
   it('say that a state is whole', async () => {
@@ -87,30 +77,18 @@ describe('Notices of a gap', () => {
     dismiss: jest.fn()
   };
 
-  async function restore(stateId: string): Promise<void> {
-    const operation = anOperation({ kind: 'restore' });
-    const final: IOperation = {
-      ...operation,
+  async function restore(state_id: string): Promise<void> {
+    const final = anOperation({
+      kind: 'restore',
       status: 'done',
-      result: {
-        kernel_id: 'K1',
-        path: 'a.ipynb',
-        seconds: 1.2,
-        size: 118_000_000,
-        state_id: stateId,
-        warnings: []
-      } as unknown as IOperation['result']
-    };
-    await notices.follow({
-      operation,
-      changed: { connect: () => true },
-      done: Promise.resolve(final)
-    } as unknown as OperationFollower);
+      result: aResult({ state_id })
+    });
+    await notices.follow(new OperationFollower(final, API));
   }
 
   beforeEach(() => {
     jest.useFakeTimers();
-    notices = new Notices({} as KernelStateAPI, trans);
+    notices = new Notices(API, trans);
   });
 
   afterEach(() => {
@@ -132,17 +110,12 @@ describe('Notices of a gap', () => {
     }
   );
 
-  const CAME_BACK = {
-    state_id: 'S1',
+  const CAME_BACK = aRestoredFrom({
     created: new Date().toISOString(),
     restored: '2026-12-02T16:00:01Z',
-    cause: 'wake' as const,
-    execution_count: 1,
-    in_flight_msg_id: null,
-    last_execution_count: null,
-    other_counts: {},
+    cause: 'wake',
     warnings: ['Did not come back: connection to 10.0.0.5:5432 (postgresql).']
-  };
+  });
 
   it('are one with what did not come back', () => {
     notices.cameBack('K1', CAME_BACK);
@@ -166,18 +139,15 @@ describe('Notices of a gap', () => {
     const has = (restored: string) =>
       notices.hasTold('K1', { ...CAME_BACK, restored });
     expect(has('2026-12-02T16:00:01Z')).toBe(false);
-    let end: (operation: IOperation) => void = () => undefined;
     const operation = anOperation({ kind: 'restore', ...times });
-    const followed = notices.follow({
-      operation,
-      changed: { connect: () => true },
-      done: new Promise<IOperation>(resolve => (end = resolve))
-    } as unknown as OperationFollower);
+    const finished = '2026-12-02T16:00:02Z';
+    const final = { ...operation, status: 'cancelled', finished };
+    const api = { operation: async () => final } as unknown as KernelStateAPI;
+    const followed = notices.follow(new OperationFollower(operation, api));
     // It is restored before the operation has ended.
     expect(has('2026-12-02T16:00:01Z')).toBe(true);
     expect(has('2026-12-02T15:00:01Z')).toBe(false);
-    const finished = '2026-12-02T16:00:02Z';
-    end({ ...operation, status: 'cancelled', finished });
+    jest.advanceTimersByTime(1000);
     await followed;
     expect(has('2026-12-02T16:00:01Z')).toBe(true);
     expect(has('2026-12-02T16:00:03Z')).toBe(false);

@@ -1,3 +1,4 @@
+import type { Notification } from '@jupyterlab/apputils';
 import { Dialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
@@ -26,4 +27,20 @@ export async function showDetails(
     ),
     buttons: [Dialog.okButton({ label: trans.__('Close') })]
   }).launch();
+}
+
+/** A notification's button that shows all that is known of an error. */
+export function detailsAction(
+  title: string,
+  error: IErrorBody,
+  trans: TranslationBundle
+): Notification.IAction {
+  return {
+    label: trans.__('Details'),
+    callback: event => {
+      // The notification stays for another look.
+      event.preventDefault();
+      void showDetails(title, error, trans);
+    }
+  };
 }
