@@ -37,16 +37,11 @@ bool cuda_maps_driver(pid_t pid)
 static bool holds_device(pid_t pid)
 {
     static const char device[] = "/dev/nvidia";
-    char path[32];
     char target[sizeof(device)];
     bool found = false;
-    snprintf(path, sizeof(path), "%d/fd", pid);
-    int fd = openat(proc_fd(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = proc_dir(pid, "fd");
+    if (dir == NULL)
         return false;
-    }
     for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
         found = readlinkat(dirfd(dir), entry->d_name, target, sizeof(target)) >=
                     (ssize_t)sizeof(device) - 1 &&
@@ -59,15 +54,10 @@ static bool holds_device(pid_t pid)
 static bool has_driver_thread(pid_t pid)
 {
     static const char name[] = "cuda-EvtHandlr\n";
-    char path[32];
     bool found = false;
-    snprintf(path, sizeof(path), "%d/task", pid);
-    int fd = openat(proc_fd(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = proc_dir(pid, "task");
+    if (dir == NULL)
         return false;
-    }
     for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;) {
         char comm[64];
         char file[300];

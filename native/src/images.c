@@ -12,12 +12,9 @@
 
 uint64_t images_bytes(int images, bool pages_only)
 {
-    int fd = openat(images, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = io_open_dir(images, ".");
+    if (dir == NULL)
         return 0;
-    }
     uint64_t sum = 0;
     for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         struct stat info;

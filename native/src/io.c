@@ -148,6 +148,15 @@ char *io_read_to_end(int fd, size_t limit, size_t *length)
     return NULL;
 }
 
+DIR *io_open_dir(int dir, const char *name)
+{
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *opened = fd < 0 ? NULL : fdopendir(fd);
+    if (opened == NULL)
+        io_close(&fd);
+    return opened;
+}
+
 void io_close(int *fd)
 {
     if (*fd < 0)

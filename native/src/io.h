@@ -3,6 +3,7 @@
 #ifndef KC_IO_H
 #define KC_IO_H
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
@@ -23,6 +24,8 @@ bool io_write_patiently(int fd, const char *data, size_t length, int wait_ms);
 ssize_t io_read_file_at(int dir, const char *name, char *buffer, size_t capacity);
 /* Reads until EOF at most `limit` bytes into a malloc'ed, NUL-terminated buffer; NULL on error. */
 char *io_read_to_end(int fd, size_t limit, size_t *length);
+/* A directory below a directory fd; NULL on error. */
+DIR *io_open_dir(int dir, const char *name);
 /* close() that keeps errno and takes -1. */
 void io_close(int *fd);
 

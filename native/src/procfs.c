@@ -209,18 +209,20 @@ bool proc_exists(pid_t pid)
     return faccessat(root, name, F_OK, 0) == 0;
 }
 
+DIR *proc_dir(pid_t pid, const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "%d/%s", pid, name);
+    return io_open_dir(root, path);
+}
+
 ssize_t proc_children_at(int proc, const char *process, pid_t *pids, size_t capacity)
 {
     char name[96];
     snprintf(name, sizeof(name), "%s/task", process);
-    int fd = openat(proc, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
+    DIR *dir = io_open_dir(proc, name);
+    if (dir == NULL)
         return -1;
-    DIR *dir = fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
-        return -1;
-    }
     const size_t limit = (size_t)1024 * 1024; /* bytes of one children file */
     ssize_t count = 0;
     for (const struct dirent *entry; count >= 0 && (entry = readdir(dir)) != NULL;) {

@@ -3,6 +3,7 @@
 #ifndef KC_PROCFS_H
 #define KC_PROCFS_H
 
+#include <dirent.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -42,6 +43,8 @@ bool proc_stat(pid_t pid, struct proc_stat *out);
 bool proc_status(pid_t pid, struct proc_status *out);
 bool proc_comm(pid_t pid, char *buffer, size_t capacity);
 bool proc_exists(pid_t pid);
+/* /proc/PID/NAME, a directory; NULL when it cannot be read. */
+DIR *proc_dir(pid_t pid, const char *name);
 /* Children of all threads of a process, as the /proc behind `proc` numbers them. */
 ssize_t proc_children_at(int proc, const char *process, pid_t *pids, size_t capacity);
 /* Inode of /proc/PID/ns/NAME, 0 when it cannot be read. PID 0 is the caller. */

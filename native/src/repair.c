@@ -3,10 +3,8 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -80,17 +78,14 @@ static bool is_socket(int dir, const char *name)
 
 static void each_socket(const struct tree_task *task, void (*act)(int fd))
 {
-    char path[32];
     int pidfd = sys_pidfd_open(task->pid);
-    snprintf(path, sizeof(path), "%d/fd", task->pid);
-    int dir = openat(proc_fd(), path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *stream = dir < 0 ? NULL : fdopendir(dir);
+    DIR *dir = proc_dir(task->pid, "fd");
     struct proc_stat stat;
     /* The number is the task's own if it is so after the pidfd is held. */
     bool same = proc_stat(task->pid, &stat) && stat.starttime == task->starttime;
     for (const struct dirent *entry;
-         pidfd >= 0 && stream != NULL && same && (entry = readdir(stream)) != NULL;) {
-        if (entry->d_name[0] == '.' || !is_socket(dirfd(stream), entry->d_name))
+         pidfd >= 0 && dir != NULL && same && (entry = readdir(dir)) != NULL;) {
+        if (entry->d_name[0] == '.' || !is_socket(dirfd(dir), entry->d_name))
             continue;
         int number = (int)strtol(entry->d_name, NULL, 10);
         int fd = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
@@ -100,10 +95,8 @@ static void each_socket(const struct tree_task *task, void (*act)(int fd))
             act(fd);
         close(fd);
     }
-    if (stream != NULL)
-        closedir(stream);
-    else if (dir >= 0)
-        close(dir);
+    if (dir != NULL)
+        closedir(dir);
     io_close(&pidfd);
 }
 

@@ -115,12 +115,9 @@ static void find_taken(struct restore *restore)
     for (size_t i = 0; i < restore->pid_count; i++)
         if (is_taken(restore->pids[i]))
             note_taken(restore, restore->pids[i]);
-    int fd = openat(proc_fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = io_open_dir(proc_fd(), ".");
+    if (dir == NULL)
         return;
-    }
     for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
         struct proc_stat stat;
         if (isdigit((unsigned char)entry->d_name[0]) == 0 ||

@@ -4,8 +4,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -63,15 +61,9 @@ static bool thread_has_too_much(pid_t tid)
 /* Each thread has rights and user ids of its own, and images may say anything of each. */
 static bool has_too_much(pid_t pid)
 {
-    char name[32];
-    snprintf(name, sizeof(name), "%d/task", pid);
-    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        bool unknown = errno != ENOENT && errno != ESRCH;
-        io_close(&fd);
-        return unknown; /* else it has ended */
-    }
+    DIR *dir = proc_dir(pid, "task");
+    if (dir == NULL)
+        return errno != ENOENT && errno != ESRCH; /* else it has ended */
     bool found = false;
     for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
         found = isdigit((unsigned char)entry->d_name[0]) != 0 &&

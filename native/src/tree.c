@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,12 +36,9 @@ static bool collect_by_parent(struct tree *tree, pid_t root_pid)
 {
     for (bool grew = true; grew;) {
         grew = false;
-        int fd = openat(proc_fd(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-        if (dir == NULL) {
-            io_close(&fd);
+        DIR *dir = io_open_dir(proc_fd(), ".");
+        if (dir == NULL)
             return false;
-        }
         for (const struct dirent *entry; (entry = readdir(dir)) != NULL;) {
             struct proc_stat stat;
             if (isdigit((unsigned char)entry->d_name[0]) == 0)
@@ -140,14 +136,9 @@ void tree_thaw(const struct tree *tree, const struct tree *before)
 
 static bool threads_stopped(pid_t pid)
 {
-    char name[32];
-    snprintf(name, sizeof(name), "%d/task", pid);
-    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = proc_dir(pid, "task");
+    if (dir == NULL)
         return true; /* it has ended */
-    }
     bool stopped = true;
     for (const struct dirent *entry; stopped && (entry = readdir(dir)) != NULL;) {
         struct proc_stat stat;

@@ -155,14 +155,9 @@ static bool link_matters(const struct search *search, int dir, const char *name)
 
 static bool fds_matter(const struct search *search, pid_t pid)
 {
-    char name[32];
-    snprintf(name, sizeof(name), "%d/fd", pid);
-    int fd = openat(proc_fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) {
-        io_close(&fd);
+    DIR *dir = proc_dir(pid, "fd");
+    if (dir == NULL)
         return true;
-    }
     bool found = false;
     for (const struct dirent *entry; !found && (entry = readdir(dir)) != NULL;)
         if (entry->d_name[0] != '.')
