@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
+import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import PurePosixPath
@@ -24,6 +26,12 @@ from .settings import GpuCkptHub
 _MORE: Final = 15.0
 #: And what waits for it after that, so that it sees the end.
 _SEEN: Final = 30.0
+#: Parts of systemd's times, and their units in seconds.
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?) *(ms|s|sec|min|m|h|hr|d)?(?![a-z])")
+_SPANS: Final = {
+    "": 1.0, "ms": 0.001, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0,
+    "hr": 3600.0, "d": 86400.0,
+}  # fmt: skip
 _LOCAL: Final = ("SudoSpawner", "SimpleLocalProcessSpawner", "LocalProcessSpawner")
 _DOCKER: Final = ("SystemUserSpawner", "DockerSpawner")
 
@@ -80,7 +88,8 @@ def systemd(c: Config, hub: GpuCkptHub) -> str | None:
     properties.setdefault("CapabilityBoundingSet", " ".join(f"CAP_{n}" for n in hub.capabilities()))
     # Or systemd would end the kernels at the same time as their server.
     properties["KillMode"] = "mixed"
-    properties["TimeoutStopSec"] = f"{grace(hub):g}"
+    if _timespan(properties.setdefault("TimeoutStopSec", "1s")) < grace(hub):
+        properties["TimeoutStopSec"] = f"{grace(hub):g}"
     section.unit_extra_properties = properties
     section.disable_user_sudo = False
     if section.get("isolate_devices") is True:
@@ -89,6 +98,15 @@ def systemd(c: Config, hub: GpuCkptHub) -> str | None:
             "seccomp filter on such servers, and takes all capabilities of files away."
         )
     return None
+
+
+def _timespan(value: Any) -> float:
+    """Seconds of a time as systemd reads it, ``5min 20s``; endless if it is 0 or not a number."""
+    text = str(value)
+    parts = _SPAN.findall(text)
+    if _SPAN.sub("", text).strip():
+        return math.inf  # "infinity", or what is the administrator's own business
+    return sum(float(number) * _SPANS[unit] for number, unit in parts) or math.inf
 
 
 # -- in containers -----------------------------------------------------------------------

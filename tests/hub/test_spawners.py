@@ -251,6 +251,19 @@ def test_a_unit_of_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert VARIABLE in asked["environment_variables"]
 
 
+@pytest.mark.parametrize(
+    ("set_to", "counts"),
+    [
+        ("60", str(GRACE)), (94.5, str(GRACE)), ("1min 30s", str(GRACE)), ("30s", str(GRACE)),
+        (300, 300), ("0", "0"), ("5min", "5min"), ("1min 36s", "1min 36s"),
+        ("infinity", "infinity"), ("2 weeks", "2 weeks"),
+    ],
+)  # fmt: skip
+def test_a_unit_that_may_take_longer_still_may(set_to: Any, counts: Any) -> None:
+    c = told("systemd", SystemdSpawner={"unit_extra_properties": {"TimeoutStopSec": set_to}})
+    assert c.SystemdSpawner.unit_extra_properties["TimeoutStopSec"] == counts
+
+
 # -- Slurm -------------------------------------------------------------------------------
 
 
