@@ -166,7 +166,7 @@ class Placement:
             before = self._first(spawner, "req_options")
             if (wanted := slurm_features(need, self._hub.slurm_features)) is not None:
                 option = "--constraint" if required else "--prefer"
-                spawner.req_options = f"{before} {option}={wanted}".strip()
+                spawner.req_options = _with_features(before, option, wanted)
 
     def _first(self, spawner: Any, trait: str) -> Any:
         """What a trait was before any hint, and is again."""
@@ -201,6 +201,25 @@ def _required(before: Any, terms: list[dict[str, Any]]) -> list[Any]:
         {**entry, "matchExpressions": [*entry.get("matchExpressions", []), *terms]}
         for entry in entries or [{}]
     ]
+
+
+def _with_features(options: str, option: str, wanted: str) -> str:
+    """Slurm's options with the features wanted too: of two such options only the last counts.
+
+    Raises
+    ------
+    ValueError
+        What is set already is more than features that are all needed, and stays as it is.
+    """
+    short = "|-C *" if option == "--constraint" else ""
+    found = [*re.finditer(rf"(?<!\S)(?:{option}[= ] *{short})(\S+)", options)]
+    if not found:
+        return f"{options} {option}={wanted}".strip()
+    have = found[-1]
+    value = have[1].strip("\"'")
+    if not re.fullmatch(r"[\w.=:&-]+", value):
+        raise ValueError(f"{option}={value} of SlurmSpawner.req_options cannot be added to")
+    return f"{options[: have.start()]}{option}={value}&{wanted}{options[have.end() :]}"
 
 
 def add_hint(c: Config, hub: GpuCkptHub) -> None:

@@ -135,6 +135,30 @@ def test_a_job_prefers_the_clusters_own_features(states: Path) -> None:
     assert made.req_options == "--nice=5 --signal=B:USR2@95 --prefer=a100&avx512&intel"
 
 
+@pytest.mark.parametrize(
+    ("placement", "options", "expected"),
+    [
+        ("require", "--constraint=ib --nice=5", "--constraint=ib&a100 --nice=5"),
+        ("require", "--nice=5 -C 'ib&ssd'", "--nice=5 --constraint=ib&ssd&a100"),
+        ("require", "--prefer=ib", "--prefer=ib --constraint=a100"),
+        ("prefer", "--constraint ib", "--constraint ib --prefer=a100"),
+        ("prefer", "--prefer ib", "--prefer=ib&a100"),
+        ("require", "--constraint=[rack1|rack2]", "--constraint=[rack1|rack2]"),
+    ],
+)
+def test_a_jobs_own_features_are_needed_too(
+    placement: str, options: str, expected: str, states: Path
+) -> None:
+    c = configured("batchspawner.SlurmSpawner", states, placement)
+    c.GpuCkptHub.slurm_features = {A100: "a100"}
+    configure(c)
+    made, _ = job(c)
+    made.user, made.req_options = user("anna"), options
+    for _ in range(2):
+        asyncio.run(made.run_pre_spawn_hook())
+    assert made.req_options == expected
+
+
 def test_a_store_that_cannot_be_read_keeps_no_server_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
