@@ -112,7 +112,10 @@ def costs(states: Sequence[Held], sizes: Mapping[str, int]) -> dict[str, int]:
 
 def used(states: Iterable[Held], sizes: Mapping[str, int]) -> int:
     """Bytes that all states take together, which is what a quota counts."""
-    return _Space(states, sizes).bytes
+    needed: set[str] = set()
+    for state in states:
+        needed |= state.packs
+    return sum(sizes.get(pack, 0) for pack in needed)
 
 
 def plan(
@@ -189,7 +192,7 @@ def check_room(
     if policy.quota is None:
         return
     spared = _spared(states, living, busy)
-    staying = _Space((state for state in states if state.id in spared), sizes).bytes
+    staying = used((state for state in states if state.id in spared), sizes)
     if staying + estimate > policy.quota:
         raise CkptError(
             "over_quota",

@@ -77,7 +77,7 @@ def test_states(large: StateStore) -> None:
 
 def test_list_with_costs(large: StateStore) -> None:
     assert len(large.listing().states) == STATES
-    assert seconds(large.listing) < 1
+    assert seconds(large.listing) < 0.8
 
 
 def test_contents(large: StateStore) -> None:
