@@ -68,9 +68,7 @@ static size_t find_more(void *data)
 
 static int64_t free_memory(const struct helper *helper, size_t i)
 {
-    char uuid[CUDA_UUID_TEXT];
-    cuda_format_uuid(&helper->shared->gpus[i].uuid, uuid);
-    return cuda_nvml_free_memory(&helper->nvml, uuid);
+    return cuda_nvml_free_memory(&helper->nvml, &helper->shared->gpus[i].uuid);
 }
 
 /* How much a checkpoint frees on each GPU. Others may free some meanwhile: so it is at most what came to the
@@ -174,8 +172,7 @@ static bool check_task(const struct helper *helper, const struct cuda_task *task
     bool mig = strncmp(task->visible, "MIG-", 4) == 0;
     size_t in_mig_mode = 0;
     for (size_t i = 0; i < shared->gpu_count; i++) {
-        char uuid[CUDA_UUID_TEXT];
-        cuda_format_uuid(&shared->gpus[i].uuid, uuid);
+        const struct cuda_uuid *uuid = &shared->gpus[i].uuid;
         if (cuda_nvml_is_on_by_mps(&helper->nvml, uuid, task->pid))
             return kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
                            "Process %d uses its GPU through MPS, and the driver cannot save that.",
@@ -200,10 +197,8 @@ static bool check_host(const struct helper *helper)
     pid_t pid = 0;
     for (size_t i = 0; i < shared->count; i++)
         for (size_t k = 0; shared->tasks[i].found != CUDA_NONE && k < shared->gpu_count; k++) {
-            char uuid[CUDA_UUID_TEXT];
-            cuda_format_uuid(&shared->gpus[k].uuid, uuid);
             pid = shared->tasks[i].pid;
-            need += cuda_nvml_used_by(&helper->nvml, uuid, pid);
+            need += cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, pid);
         }
     int64_t there = need > 0 ? hostmem_available("", pid) : -1;
     return there < 0 || need <= there ||

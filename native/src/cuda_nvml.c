@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
+#include "cuda_driver.h"
+
 enum { SUCCESS = 0, PROCESSES_MAX = 512 };
 
 _Static_assert(sizeof(struct cuda_nvml_process) == 24 && sizeof(struct cuda_nvml_memory) == 24,
@@ -40,25 +42,27 @@ void cuda_nvml_driver_version(const struct cuda_nvml *nvml, char *version, unsig
     version[length - 1] = '\0';
 }
 
-static struct cuda_nvml_device *device(const struct cuda_nvml *nvml, const char *uuid)
+static struct cuda_nvml_device *device(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu)
 {
+    char uuid[CUDA_UUID_TEXT];
     struct cuda_nvml_device *found = NULL;
+    cuda_format_uuid(gpu, uuid);
     return nvml->loaded && nvml->device_by_uuid(uuid, &found) == SUCCESS ? found : NULL;
 }
 
-int64_t cuda_nvml_free_memory(const struct cuda_nvml *nvml, const char *uuid)
+int64_t cuda_nvml_free_memory(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu)
 {
-    struct cuda_nvml_device *gpu = device(nvml, uuid);
+    struct cuda_nvml_device *found = device(nvml, gpu);
     struct cuda_nvml_memory memory;
-    return gpu != NULL && nvml->memory(gpu, &memory) == SUCCESS ? (int64_t)memory.free : -1;
+    return found != NULL && nvml->memory(found, &memory) == SUCCESS ? (int64_t)memory.free : -1;
 }
 
-bool cuda_nvml_mig(const struct cuda_nvml *nvml, const char *uuid)
+bool cuda_nvml_mig(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu)
 {
-    struct cuda_nvml_device *gpu = device(nvml, uuid);
+    struct cuda_nvml_device *found = device(nvml, gpu);
     unsigned current = 0;
     unsigned pending = 0;
-    return gpu != NULL && nvml->mig_mode(gpu, &current, &pending) == SUCCESS && current == 1;
+    return found != NULL && nvml->mig_mode(found, &current, &pending) == SUCCESS && current == 1;
 }
 
 static bool find(int (*list)(struct cuda_nvml_device *, unsigned *, struct cuda_nvml_process *),
@@ -76,23 +80,23 @@ static bool find(int (*list)(struct cuda_nvml_device *, unsigned *, struct cuda_
     return false;
 }
 
-bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
+bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid)
 {
     unsigned long long memory;
-    return find(nvml->processes, device(nvml, uuid), pid, &memory);
+    return find(nvml->processes, device(nvml, gpu), pid, &memory);
 }
 
-int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
+int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid)
 {
     static const unsigned long long not_known = ~0ULL;
     unsigned long long memory;
-    return find(nvml->processes, device(nvml, uuid), pid, &memory) && memory != not_known
+    return find(nvml->processes, device(nvml, gpu), pid, &memory) && memory != not_known
                ? (int64_t)memory
                : 0;
 }
 
-bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const char *uuid, pid_t pid)
+bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid)
 {
     unsigned long long memory;
-    return find(nvml->mps_processes, device(nvml, uuid), pid, &memory);
+    return find(nvml->mps_processes, device(nvml, gpu), pid, &memory);
 }

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "cuda_abi.h"
+
 struct cuda_nvml_device; /* the library's */
 struct cuda_nvml_process {
     unsigned pid;
@@ -35,13 +37,13 @@ struct cuda_nvml {
 void cuda_nvml_bind(void *library, struct cuda_nvml *nvml);
 /* The driver's version, "580.95.05"; "" where it is not known. */
 void cuda_nvml_driver_version(const struct cuda_nvml *nvml, char *version, unsigned length);
-/* Bytes of a GPU's memory that are free; -1 where that is not known. `uuid` as text. */
-int64_t cuda_nvml_free_memory(const struct cuda_nvml *nvml, const char *uuid);
+/* Bytes of a GPU's memory that are free; -1 where that is not known. */
+int64_t cuda_nvml_free_memory(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu);
 /* Whether a GPU is in MIG mode; whether that process is on it; whether it is on it through MPS. */
-bool cuda_nvml_mig(const struct cuda_nvml *nvml, const char *uuid);
-bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
+bool cuda_nvml_mig(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu);
+bool cuda_nvml_is_on(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid);
 /* Bytes that a process has on a GPU; 0 where that is not known, as in most containers. */
-int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
-bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const char *uuid, pid_t pid);
+int64_t cuda_nvml_used_by(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid);
+bool cuda_nvml_is_on_by_mps(const struct cuda_nvml *nvml, const struct cuda_uuid *gpu, pid_t pid);
 
 #endif

@@ -11,6 +11,15 @@
 #include "io.h"
 #include "procfs.h"
 
+/* Root may take anybody's. */
+static bool is_foreign(const struct proc_status *status)
+{
+    bool foreign = false;
+    for (int k = 0; k < 4; k++)
+        foreign = foreign || status->uid[k] != getuid();
+    return foreign && getuid() != 0;
+}
+
 bool rights_collect(struct tree *tree, pid_t root, struct kc_result *result)
 {
     if (!tree_collect(tree, root, true))
@@ -25,9 +34,8 @@ bool rights_collect(struct tree *tree, pid_t root, struct kc_result *result)
                 return kc_fail(result, KC_NO_PROCESS, "There is no process %d.", pid);
             continue;
         }
-        for (int k = 0; k < 4; k++)
-            if (status.uid[k] != getuid() && getuid() != 0)
-                return kc_fail(result, KC_NOT_YOURS, "Process %d belongs to another user.", pid);
+        if (is_foreign(&status))
+            return kc_fail(result, KC_NOT_YOURS, "Process %d belongs to another user.", pid);
     }
     return true;
 }
@@ -50,12 +58,9 @@ static bool thread_has_too_much(pid_t tid)
     if (!proc_stat(tid, &stat) || stat.state == 'Z' || stat.state == 'X' ||
         !proc_status(tid, &status))
         return false;
-    bool foreign = false;
-    for (int k = 0; k < 4; k++)
-        foreign = foreign || status.uid[k] != getuid();
     return ((status.cap_prm | status.cap_eff | status.cap_amb) & ~most) != 0 ||
            (status.cap_inh & ~caps_callers_inheritable()) != 0 || is_bounded(&status) ||
-           (foreign && getuid() != 0);
+           is_foreign(&status);
 }
 
 /* Each thread has rights and user ids of its own, and images may say anything of each. */
