@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.node import REPOSITORY
-from tests.native.driver import Capture, Kernel, binary, wait_until
+from tests.native.driver import Capture, Event, Kernel, binary, wait_until
 from tests.simgpu.simgpu import SimulatedMachine
 
 #: What every program begins with.
@@ -100,6 +100,13 @@ class GpuNode:
         self._holder.stdout.close()
         self._holder.wait(30)
         self.machine.stop()
+
+
+def reached(capture: Capture, step: str) -> Event:
+    """The next event that tells of this step on a GPU."""
+    while (event := capture.expect("gpu"))["step"] != step:
+        pass
+    return event
 
 
 def held(kernel: Kernel, count: int = 1) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.native.driver import Event, Kernel, empty, wait_until
-from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact
+from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact, reached
 from tests.simgpu.simgpu import gpu
 
 pytestmark = pytest.mark.root
@@ -191,8 +191,7 @@ def test_a_save_that_is_cancelled_while_memory_is_copied_goes_no_further(pair: P
     here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
     capture = one.dump()
-    while capture.expect("gpu")["step"] != "checkpoint":
-        pass
+    reached(capture, "checkpoint")
     capture.send("cancel")
     assert capture.finish()["reason"] == "cancelled"
     assert not any(event["event"] == "dumping" for event in capture.events)
@@ -220,8 +219,7 @@ def test_a_killed_save_gives_the_gpu_back(pair: Pair) -> None:
     here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint * delay 500")
     capture = one.dump()
-    while capture.expect("gpu")["step"] != "checkpoint":
-        pass
+    reached(capture, "checkpoint")
     capture.process.kill()
     capture.wait()
     here.machine.faults()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.native.driver import Capture, Event, Kernel, state, wait_until
-from tests.native.gpu_node import GpuNode, held, intact
+from tests.native.gpu_node import GpuNode, held, intact, reached
 from tests.simgpu.simgpu import gpu
 
 pytestmark = pytest.mark.root
@@ -148,8 +148,7 @@ def test_a_park_that_is_given_up_leaves_the_kernel_running(
     here.machine.faults("cuCheckpointProcessLock * error 600")
     limit = "1" if how == "late" else "60"
     capture = move(here, "park", one, "--gpu-timeout", "60", "--timeout", limit)
-    while capture.expect("gpu")["step"] != "lock":
-        pass
+    reached(capture, "lock")
     if how != "late":
         give_up(capture, how)
     if how == "SIGKILL":
@@ -167,7 +166,7 @@ def test_a_park_that_is_given_up_while_the_last_memory_is_copied_is_undone(
     here, one, sums = pair
     here.machine.faults("cuCheckpointProcessCheckpoint 2 delay 500")
     capture = move(here, "park", one)
-    while (event := capture.expect("gpu"))["step"] != "checkpoint" or event["pid"] == one.pid:
+    while reached(capture, "checkpoint")["pid"] == one.pid:
         pass
     give_up(capture, how)
     assert failed(capture)["reason"] == "cancelled"
@@ -208,8 +207,7 @@ def test_room_for_a_parked_kernel_is_waited_for_and_nothing_is_tried_without(
     other.wait_line("full")
     assert failed(move(here, "unpark", one, need, "--gpu-timeout", "0.3"))["reason"] == "gpu_full"
     capture = move(here, "unpark", one, need, "--gpu-timeout", "60")
-    while capture.expect("gpu")["step"] != "restore":
-        pass
+    reached(capture, "restore")
     other.kill()
     done(capture)
     intact(one, sums)
