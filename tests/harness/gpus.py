@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tests.harness.client import KernelClient, wait_for
 from tests.harness.node import REPOSITORY, Node
-from tests.simgpu.simgpu import SOURCE, SimulatedMachine
+from tests.simgpu.simgpu import SimulatedMachine
 
 #: What a notebook runs first: device memory of its own, and what is in it.
 PRELUDE = f"""
@@ -22,28 +20,6 @@ MIB = 1 << 20
 """
 
 
-class NodeMachine(SimulatedMachine):
-    """The node's GPUs: a process of the node, so that both know processes by the same numbers."""
-
-    def __init__(self, node: Node, folder: Path, gpus: Iterable[dict[str, Any]], **settings: Any):
-        self._node = node
-        super().__init__(folder, gpus, **settings)
-
-    def launch(self) -> subprocess.Popen[bytes]:
-        return self._node.popen(
-            [sys.executable, str(SOURCE / "machine.py"), str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def become(self, *gpus: dict[str, Any], **settings: Any) -> None:
-        """Have other GPUs, or another driver; nothing that runs may use them."""
-        self.stop()
-        self.gpus = list(gpus)
-        self.description = {"gpus": self.gpus, **settings}
-        self.start()
-
-
 class GpuNode(Node):
     """A node with these GPUs; `folder` must be one of the shared ones."""
 
@@ -52,7 +28,8 @@ class GpuNode(Node):
         own = folder / hostname
         own.mkdir()
         try:
-            self.machine = NodeMachine(self, own / "machine", gpus, **settings)
+            # A process of the node, so that both know processes by the same numbers.
+            self.machine = SimulatedMachine(own / "machine", gpus, popen=self.popen, **settings)
             configuration, cache = own / "ld.so.conf", own / "ld.so.cache"
             configuration.write_text(f"{self.machine.libraries}\ninclude /etc/ld.so.conf\n")
             ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin")

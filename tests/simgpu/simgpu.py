@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,31 +67,46 @@ class SimulatedMachine:
         Where it is made; nothing else may be in it.
     gpus
         Their descriptions (`gpu`).
+    popen
+        Starts the process that plays the machine: `subprocess.Popen`, or a test node's.
     settings
         What else the description says (README.md).
     """
 
-    def __init__(self, folder: Path, gpus: Iterable[dict[str, Any]] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gpus: Iterable[dict[str, Any]] = (),
+        *,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        **settings: Any,
+    ) -> None:
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.libraries = libraries()
+        self._popen = popen
+        self._describe(gpus, settings)
+        self.start()
+
+    def _describe(self, gpus: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         self.gpus = list(gpus) or [gpu()]
         self.description = {"gpus": self.gpus, **settings}
+
+    def become(self, *gpus: dict[str, Any], **settings: Any) -> None:
+        """Have other GPUs, or another driver; nothing that runs may use them."""
+        self.stop()
+        self._describe(gpus, settings)
         self.start()
 
     def start(self) -> None:
         (self.folder / "machine.json").write_text(json.dumps(self.description))
-        self.process = self.launch()
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
-
-    def launch(self) -> subprocess.Popen[bytes]:
-        """Start the process that plays the machine."""
-        return subprocess.Popen(
+        self.process = self._popen(
             [sys.executable, str(SOURCE / "machine.py"), str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
 
     def environment(self, variant: str = "") -> dict[str, str]:
         """What a process needs to find this machine and its libraries."""
