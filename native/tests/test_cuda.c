@@ -102,6 +102,12 @@ static void test_helper(void)
     fake_fail('U', 0, -1, HANG);
     cuda_thaw(&cuda);
     CHECK(cuda.problem.reason == KC_GPU_STUCK);
+    CHECK(begin(&cuda, target, &tree) && cuda_freeze(&cuda, &result));
+    CHECK(kill(cuda.helper, SIGKILL) == 0); /* and for another one the driver does not start */
+    fake->init = 999;
+    fake_fail('S', 0, -1, CUDA_ERROR_NOT_INITIALIZED);
+    cuda_thaw(&cuda);
+    CHECK(cuda.problem.reason == KC_GPU_STUCK && fake->state[0] == CUDA_CHECKPOINTED);
     CHECK(begin(&cuda, target, &tree)); /* cancelled */
     cuda.shared->lock_timeout = 60.0;
     fake_fail('L', 0, -1, CUDA_ERROR_NOT_READY);
