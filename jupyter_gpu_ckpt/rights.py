@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
-from .capture.protocol import Capabilities, Probe
+import msgspec
+
+from .capture.protocol import Probe
 from .models import Rights, RightsRow
 
 #: Without one of these nothing can be captured.
@@ -55,18 +58,16 @@ def rights(probe: Probe) -> Rights:
     probe
         From :meth:`.native.KernelCapture.probe`.
     """
-    have = {name.upper() for name in Capabilities.__struct_fields__ if _has(probe, name)}
+    capabilities = msgspec.structs.asdict(probe.capabilities)
+    have = {name.upper() for name, has in capabilities.items() if has}
     row = _row(probe, have)
-    names = list(_ROWS)
-    following = names[names.index(row) + 1 :][:1]
-    following = [name for name in following if name != "root"]  # no capability leads there
-    missing = [name for after in following for name in _ROWS[after].takes if name not in have]
-    adds = _ROWS[following[0]].adds if following else None
-    return Rights(row=row, works=_ROWS[row].works, missing=missing, adds=adds)
-
-
-def _has(probe: Probe, name: str) -> bool:
-    return bool(getattr(probe.capabilities, name))
+    works = _ROWS[row].works
+    following = dict(pairwise(_ROWS)).get(row)
+    if following is None or not _ROWS[following].takes:  # no capability leads there
+        return Rights(row=row, works=works, missing=[], adds=None)
+    more = _ROWS[following]
+    missing = [name for name in more.takes if name not in have]
+    return Rights(row=row, works=works, missing=missing, adds=more.adds)
 
 
 def _row(probe: Probe, have: set[str]) -> RightsRow:
