@@ -29,7 +29,7 @@ class User:
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             # A test beside this one may be about to make it, and then this could not.
-            wait_for(f"user {name} is there {made.stderr}", lambda: _exists(name), 10)
+            wait_for(f"user {name} is there {made.stderr}", lambda: _exists(name), 30)
         entry = pwd.getpwnam(name)
         self.name = name
         self.uid = entry.pw_uid
