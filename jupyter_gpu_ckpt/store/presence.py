@@ -15,6 +15,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -157,7 +158,7 @@ def look_at(entry: Path, now: float) -> Present | None:
     """
     try:
         age = now - entry.stat().st_mtime
-        fd = os.open(entry / _FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(entry / _FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         with suppress(FileNotFoundError):
             age = now - entry.stat().st_mtime
@@ -167,10 +168,11 @@ def look_at(entry: Path, now: float) -> Present | None:
         if entry.name.startswith(_BEGIN) and age < _STARTING_SECONDS:
             # Not present yet: it may not even have its lock.
             return Present(entry.name, None, True, frozenset())
-        try:
-            writer = msgspec.json.decode(os.read(fd, 64 << 20), type=_Writer)
-        except msgspec.DecodeError:
-            writer = None
+        writer = None
+        # Somebody may have put a pipe there, or a folder.
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            with suppress(msgspec.DecodeError):
+                writer = msgspec.json.decode(os.read(fd, 64 << 20), type=_Writer)
         alive = _lives(fd, writer, age)
     finally:
         os.close(fd)

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +56,20 @@ def test_a_state_that_is_read_stays_whole_whoever_deletes_it(
     collect_all(store)
     assert pack_files(store.root) == set()
     assert list(store.root.glob("*/writers/*")) == []
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_among_writers_holds_no_collection_up(
+    make: Callable[[Path], None], store: StateStore, save: Save, image: Path
+) -> None:
+    record = save(image)
+    (owner,) = store.root.glob("*/writers")
+    (folder := owner / "20260101T000000Z-00000000").mkdir()
+    make(folder / "writer.json")
+    store.delete(record.id)
+    assert store.gc(grace_seconds=0).packs == 0, "it is too young to be nobody's"
+    assert folder.exists()
 
 
 def test_a_dry_run_says_what_a_collection_then_does(
