@@ -6,7 +6,6 @@ GPU memory, where there are GPUs of the same name and a driver that is no older.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import inspect
 import re
@@ -25,6 +24,7 @@ from ..capture.node import NodeInfo
 from ..gpus.fit import used_gpus
 from ..gpus.inventory import GpuUse, version
 from ..store import StateRecord
+from .errands import Errands
 from .names import groups_of
 from .service_reading import Person, UserStores
 from .settings import GpuCkptHub
@@ -117,6 +117,7 @@ class Placement:
     ) -> None:
         self._hub = hub
         self._before = before
+        self._errands = Errands()
         self._tiers: Path | None = None
         # What was set before the first hint: a spawner is used again for the next start.
         self._unplaced: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
@@ -128,8 +129,9 @@ class Placement:
         if not self._hub.lets(spawner):
             return
         try:
-            reading = asyncio.to_thread(self.needs_of, spawner)
-            need = await asyncio.wait_for(reading, _PATIENCE)
+            need = await self._errands.run(
+                spawner.user.name, lambda: self.needs_of(spawner), _PATIENCE
+            )
             self._tell(spawner, need)
         except Exception as error:
             # No state is worth that a server does not start.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from ..errors import CkptError
 from ..operations import now
+from .errands import Errands
 from .service_reading import Person, UserStores
 from .service_records import UserReport
 from .settings import GpuCkptHub
@@ -73,7 +73,7 @@ class Census:
         self._read_at: dict[str, float] = {}
         self._turns = asyncio.Semaphore(_PARALLEL)
         self._reading: dict[str, asyncio.Task[None]] = {}
-        self._hanging: dict[str, float] = {}
+        self._errands = Errands()
         self._first = asyncio.Event()
         #: Why the hub's users are not known, or not as they are now.
         self.problem: str | None = None
@@ -118,7 +118,7 @@ class Census:
         if not self._first.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._first.wait(), _PATIENCE)
-        return [self._report(name) for name in sorted(self._stores)]
+        return self.known()
 
     def known(self) -> list[UserReport]:
         """What is known of all users at this moment."""
@@ -142,11 +142,12 @@ class Census:
         Raises
         ------
         CkptError
-            What the work raises; ``timeout``, and then it may still come about.
+            What the work raises; ``timeout``, and then it may still come about. It is not begun
+            while something that was asked for earlier hangs.
         """
         self._meet(person)
         name, stores = person.name, self._stores[person.name]
-        result = await _bounded(lambda: work(stores), _DEADLINE)
+        result = await self._errands.run(("act", name), lambda: work(stores), _DEADLINE)
         before = self._reading.get(name)
         if before is not None:  # it may have read what was there before
             await asyncio.wait([before], timeout=_PATIENCE)
@@ -193,20 +194,8 @@ class Census:
         if stores is None:
             return
         async with self._turns:
-            if (since := self._hanging.get(name)) is not None:
-                seconds = time.monotonic() - since
-                self._failed(name, f"It has not answered for {seconds:.0f} seconds.", None)
-                return
-            self._hanging[name] = time.monotonic()
-
-            def read() -> UserReport:
-                try:
-                    return stores.read()
-                finally:
-                    self._hanging.pop(name, None)
-
             try:
-                report = await _bounded(read, _DEADLINE)
+                report = await self._errands.run(("read", name), stores.read, _DEADLINE)
             except CkptError as error:
                 self._failed(name, error.message, error.hint)
             except Exception as error:
@@ -223,34 +212,3 @@ class Census:
         if before.problem != message:
             self._log.warning("The states of %s cannot be read: %s", name, message)
         self._reports[name] = msgspec.structs.replace(before, problem=message, hint=hint)
-
-
-async def _bounded(work: Callable[[], T], deadline: float) -> T:
-    """Run `work` in a thread of its own, which nothing waits for after the deadline."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def tell(set_it: Callable[[], None]) -> None:
-        try:
-            loop.call_soon_threadsafe(lambda: None if result.done() else set_it())
-        except RuntimeError:
-            return  # the service has ended
-
-    def run() -> None:
-        try:
-            found = work()
-        except BaseException as error:
-            failure = error
-            tell(lambda: result.set_exception(failure))
-        else:
-            tell(lambda: result.set_result(found))
-
-    threading.Thread(target=run, name="gpu-ckpt-reading", daemon=True).start()
-    try:
-        return await asyncio.wait_for(result, deadline)
-    except asyncio.TimeoutError:
-        raise CkptError(
-            "timeout",
-            f"The state store did not answer within {deadline:.0f} seconds.",
-            hint="Is its file system or object store in order?",
-        ) from None

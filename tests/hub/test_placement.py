@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import kubernetes_validate
 import pytest
 from traitlets.config import Config
 
-from jupyter_gpu_ckpt.hub import configure
+from jupyter_gpu_ckpt.hub import configure, placement
 from jupyter_gpu_ckpt.store import StateMeta, StateStore
 from tests.hub.test_spawners import job, no_cluster, pod, pod_of, user  # noqa: F401
 
@@ -170,3 +171,23 @@ def test_a_store_that_cannot_be_read_keeps_no_server_from_starting(
     asyncio.run(c.Spawner.pre_spawn_hook(spawner))
     assert called == [spawner]
     assert "no hint where anna" in caplog.text
+
+
+def test_no_start_waits_for_a_store_that_hangs_already(
+    states: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    over, begun = threading.Event(), []
+
+    def hang(self: placement.Placement, spawner: Any) -> None:
+        begun.append(spawner)
+        over.wait(30)
+
+    monkeypatch.setattr(placement, "_PATIENCE", 0.3)
+    monkeypatch.setattr(placement.Placement, "needs_of", hang)
+    c = configured("kubespawner.KubeSpawner", states, "require")
+    spawner = SimpleNamespace(user=user(), name="", log=logging.getLogger("hub"))
+    for _ in range(3):
+        asyncio.run(c.Spawner.pre_spawn_hook(spawner))
+    over.set()
+    assert begun == [spawner]
+    assert "did not answer within" in caplog.text and "has not answered for" in caplog.text

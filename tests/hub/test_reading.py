@@ -100,6 +100,36 @@ def test_a_store_that_hangs_is_one_row_and_no_thread_is_sent_after_it(
     over.set()
 
 
+def test_nothing_is_done_after_what_hangs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = User(root, "alice").state("kernel-a", "a.ipynb", ago(hours=1))
+    monkeypatch.setattr(service_census, "_DEADLINE", 0.5)
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, ["alice"])
+    over, begun = threading.Event(), []
+
+    async def act() -> None:
+        def hang(stores: UserStores) -> None:
+            begun.append(stores)
+            over.wait(30)
+
+        for words in ("did not answer within", "has not answered for"):
+            with pytest.raises(CkptError, match=words):
+                await census.act(Person("alice"), hang)
+        assert len(begun) == 1
+        over.set()
+        for _ in range(300):
+            try:
+                await census.act(Person("alice"), lambda stores: stores.pin(state, True))
+                break
+            except CkptError:
+                await asyncio.sleep(0.1)
+
+    asyncio.run(act())
+    (alice,) = census.known()
+    assert alice.states[0].pinned
+
+
 def test_a_hub_that_does_not_answer_leaves_what_is_known(root: Path, tmp_path: Path) -> None:
     User(root, "alice").state("kernel-a", "a.ipynb", ago(hours=1))
     answers: list[list[Person] | Exception] = [[Person("alice")], OSError("connection refused")]
@@ -280,7 +310,7 @@ def test_a_size_that_no_state_has_is_damage_and_no_trap_for_others(
     history.close()
 
 
-@pytest.mark.parametrize("trap", ["huge", "fifo", "link", "deep", "elsewhere"])
+@pytest.mark.parametrize("trap", ["huge", "fifo", "writer", "deleted", "link", "deep", "elsewhere"])
 def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
     trap: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +323,11 @@ def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
             os.truncate(manifest, 1 << 40)
         case "fifo":
             os.mkfifo(user.owner.folder / "kernels" / "kernel-a" / "kernel.json")
+        case "writer":
+            (folder := user.owner.writers / state).mkdir()
+            os.mkfifo(folder / "writer.json")
+        case "deleted":
+            os.mkfifo(user.owner.deleted / f"{state}.json")
         case "link":
             (user.owner.kernels / "kernel-b").symlink_to("/proc")
         case "deep":
@@ -306,7 +341,8 @@ def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
         assert [row.id for row in stores.read().states] == [state]
         return
     words = {
-        "huge": "more than 128 MiB", "fifo": "no file", "link": "no file",
+        "huge": "more than 128 MiB", "fifo": "no file", "link": "no file", "writer": "no file",
+        "deleted": "no file",
         "elsewhere": "another account",
     }  # fmt: skip
     with pytest.raises(CkptError, match=words[trap]):
