@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
+
 from ..autosave import FIELDS, SECONDS
 from ..limits import Limits, Rule, fixed, plain
+from ..settings import GpuCkpt
 from .keys import VARIABLE
 from .names import filled
 from .settings import SECTIONS, GpuCkptHub
@@ -36,6 +39,8 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
         rule = rules["GpuCkpt"].get(name, Rule())
         if value is not None and not rule.fixed:
             rules["GpuCkpt"][name] = Rule(value=rule.value, most=value)
+    if hub.most_keep_last is not None:
+        _close_ways_round(hub, rules["GpuCkpt"])
     for name in SECONDS:
         rule = rules["AutoSave"].get(name, Rule())
         if not rule.fixed:
@@ -63,6 +68,20 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
         others = {name: fixed(value) for name, value in values.items()}
         rules[section] = {**rules.get(section, {}), **others}
     return Limits(rules=plain(rules))
+
+
+def _close_ways_round(hub: GpuCkptHub, rules: dict[str, Rule]) -> None:
+    """Have ``most_keep_last`` count: keeping none for any reason means to keep everything.
+
+    So one is kept, and of hours and days no more than without the user's own wish.
+    """
+    if not (last := rules["keep_last"]).fixed:
+        rules["keep_last"] = Rule(value=last.value, least=1, most=last.most)
+    for name in ("keep_hourly", "keep_daily"):
+        if not (rule := rules.get(name, Rule())).fixed:
+            default = GpuCkpt.class_traits()[name].default_value
+            most = default if rule.value is msgspec.UNSET else rule.value
+            rules[name] = Rule(value=rule.value, most=most)
 
 
 def _rules(hub: GpuCkptHub, names: Collection[str]) -> dict[str, Rule]:

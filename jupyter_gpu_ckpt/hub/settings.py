@@ -142,7 +142,12 @@ class GpuCkptHub(LoggingConfigurable):
     )
     keep_last = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_last.")
     most_keep_last = Integer(
-        None, allow_none=True, min=0, config=True, help="The most keep_last that a user may choose."
+        None,
+        allow_none=True,
+        min=1,
+        config=True,
+        help="The most keep_last that a user may choose; the least is 1 then, and keep_hourly and "
+        "keep_daily can be lowered only.",
     )
     keep_hourly = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_hourly.")
     keep_daily = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_daily.")

@@ -131,6 +131,19 @@ def test_users_change_what_they_may_and_nothing_else(server: Any) -> None:
     assert "interval" in policy.locked and "idle" not in policy.locked
 
 
+def test_no_other_setting_keeps_more_than_the_most(server: Any) -> None:
+    c = Config({"GpuCkptHub": {"most_keep_last": 3, "keep_daily": 5}})
+    configure(c)
+    for mine, counts in (
+        ({"keep_last": 0, "keep_hourly": 0, "keep_daily": 0}, (1, 0, 0)),
+        ({"keep_last": 99, "keep_hourly": 10**9, "keep_daily": 10**9}, (3, 24, 5)),
+        ({"keep_last": 2, "keep_hourly": 7, "keep_daily": 1}, (2, 7, 1)),
+        ({}, (3, 24, 5)),
+    ):
+        found = server(c, user("anna"), mine=Config({"GpuCkpt": mine}))
+        assert (found.keep_last, found.keep_hourly, found.keep_daily) == counts
+
+
 def test_each_user_gets_a_key_of_her_own_and_it_is_in_no_setting(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
