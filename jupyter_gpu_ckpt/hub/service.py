@@ -138,20 +138,19 @@ def application(
     auth: HubOAuth, census: Census, history: History, metrics: Metrics, actions: Actions
 ) -> Application:
     """All addresses of the service."""
-    shared = {"census": census, "history": history, "metrics": metrics}
-    acting = {**shared, "actions": actions}
+    shared = {"census": census, "history": history, "metrics": metrics, "actions": actions}
     routes: list[tuple[str, Any, dict[str, Any]]] = [
         (r"", pages.UsersPage, shared),
         (rf"users/{_NAME}", pages.UserPage, shared),
-        (rf"users/{_NAME}/states/{_STATE}/pin", pages.PinPage, acting),
-        (rf"users/{_NAME}/states/{_STATE}/delete", pages.DeletePage, acting),
-        (rf"users/{_NAME}/expire", pages.ExpirePage, acting),
+        (rf"users/{_NAME}/states/{_STATE}/pin", pages.PinPage, shared),
+        (rf"users/{_NAME}/states/{_STATE}/delete", pages.DeletePage, shared),
+        (rf"users/{_NAME}/expire", pages.ExpirePage, shared),
         (r"users.csv", api.UsersCsv, shared),
         (rf"users/{_NAME}/states.csv", api.StatesCsv, shared),
         (r"api/users", api.UsersApi, shared),
         (rf"api/users/{_NAME}", api.UserApi, shared),
-        (rf"api/users/{_NAME}/states/{_STATE}", api.StateApi, acting),
-        (rf"api/users/{_NAME}/expire", api.ExpireApi, acting),
+        (rf"api/users/{_NAME}/states/{_STATE}", api.StateApi, shared),
+        (rf"api/users/{_NAME}/expire", api.ExpireApi, shared),
         (r"metrics", api.MetricsHandler, shared),
         (r"oauth_callback", HubOAuthCallbackHandler, {}),
         (r"static/(service\.css)", StaticFileHandler, {"path": str(pages.FOLDER / "static")}),

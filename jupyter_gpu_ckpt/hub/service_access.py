@@ -12,6 +12,7 @@ from tornado.log import app_log
 from tornado.web import HTTPError, RequestHandler
 
 from ..errors import CkptError
+from .service_actions import Actions
 from .service_census import Census
 from .service_history import History
 from .service_metrics import Metrics
@@ -78,13 +79,22 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     census: Census
     history: History
     metrics: Metrics
+    actions: Actions
     visitor: Visitor
 
-    def initialize(self, census: Census, history: History, metrics: Metrics) -> None:
+    def initialize(
+        self, census: Census, history: History, metrics: Metrics, actions: Actions
+    ) -> None:
         """Take what all handlers share."""
         self.census = census
         self.history = history
         self.metrics = metrics
+        self.actions = actions
+
+    @property
+    def who(self) -> tuple[str, str]:
+        """For the audit log."""
+        return self.visitor.name, self.request.remote_ip or ""
 
     def set_default_headers(self) -> None:
         """Nothing from elsewhere, no caches."""

@@ -12,7 +12,6 @@ from tornado.web import HTTPError
 
 from ..errors import CkptError
 from .service_access import ApiHandler
-from .service_actions import Actions
 from .service_metrics import CONTENT_TYPE
 from .service_records import StateRow, UserReport, UserSummary
 
@@ -81,38 +80,23 @@ class _Expiry(msgspec.Struct, forbid_unknown_fields=True):
 class StateApi(ApiHandler):
     """``PATCH`` and ``DELETE api/users/NAME/states/ID``."""
 
-    actions: Actions
-
-    def initialize(self, actions: Actions, **shared: object) -> None:  # type: ignore[override]
-        """Take what changes things, too."""
-        super().initialize(**shared)  # type: ignore[arg-type]
-        self.actions = actions
-
     async def patch(self, name: str, state: str) -> None:
         person, body = self.changeable(name), _decoded(self.request.body, _Pinned)
-        await self.actions.pin(
-            self.visitor.name, self.request.remote_ip or "", person, state, body.pinned
-        )
+        await self.actions.pin(*self.who, person, state, body.pinned)
         self.set_status(204)
 
     async def delete(self, name: str, state: str) -> None:
         person = self.changeable(name)
-        await self.actions.delete(self.visitor.name, self.request.remote_ip or "", person, state)
+        await self.actions.delete(*self.who, person, state)
         self.set_status(204)
 
 
-class ExpireApi(StateApi):
+class ExpireApi(ApiHandler):
     """``POST api/users/NAME/expire``: which states go, or went."""
 
     async def post(self, name: str) -> None:
         person, body = self.changeable(name), _decoded(self.request.body, _Expiry)
-        gone = await self.actions.expire(
-            self.visitor.name,
-            self.request.remote_ip or "",
-            person,
-            body.days,
-            dry_run=body.dry_run,
-        )
+        gone = await self.actions.expire(*self.who, person, body.days, dry_run=body.dry_run)
         self.say({"states": gone, "dry_run": body.dry_run})
 
 

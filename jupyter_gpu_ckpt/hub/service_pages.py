@@ -14,7 +14,7 @@ from tornado.web import HTTPError
 from ..errors import CkptError
 from . import service_words as words
 from .service_access import Handler
-from .service_actions import DAY, MOST_DAYS, Actions
+from .service_actions import DAY, MOST_DAYS
 from .service_history import ALL
 from .service_plot import usage_plot
 from .service_reading import Person
@@ -125,18 +125,6 @@ class UserPage(Page):
 
 class ActionPage(Page):
     """Base of pages that change something."""
-
-    actions: Actions
-
-    def initialize(self, actions: Actions, **shared: object) -> None:  # type: ignore[override]
-        """Take what changes things, too."""
-        super().initialize(**shared)  # type: ignore[arg-type]
-        self.actions = actions
-
-    @property
-    def who(self) -> tuple[str, str]:
-        """For the audit log."""
-        return self.visitor.name, self.request.remote_ip or ""
 
     def back(self, person: Person, done: str) -> None:
         """To the user's page, which says what was done; a reload does not do it again."""

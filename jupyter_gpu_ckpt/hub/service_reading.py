@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
+import msgspec
+
 from ..errors import CkptError
 from ..liveness import Liveness
 from ..place_settings import PlaceSettings
@@ -174,10 +176,7 @@ class UserStores:
         report.size += sum(state.size or 0 for state in states)
         report.kernels += _kernels(opened, states)
         report.failures += [
-            FailureRow(
-                server=opened.server,
-                **{name: getattr(failure, name) for name in failure.__struct_fields__},
-            )
+            FailureRow(server=opened.server, **msgspec.structs.asdict(failure))
             for failure in opened.store.failures()
         ]
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from ..store import SaveFailure
+
 KernelStatus = Literal["running", "hibernated", "lost", "ended"]
 
 
@@ -46,19 +48,9 @@ class KernelRow(msgspec.Struct, kw_only=True):
     states: int = 0
 
 
-class FailureRow(msgspec.Struct, kw_only=True):
-    """A kernel whose last save failed: when, how often since the last success, and why."""
+class FailureRow(SaveFailure, kw_only=True):
+    """A kernel whose last save failed, and which named server it is of."""
 
-    kernel_id: str
-    at: str
-    since: str
-    count: int
-    cause: str
-    reason: str
-    message: str
-    hint: str | None = None
-    path: str | None = None
-    hostname: str = ""
     server: str = ""
 
 
