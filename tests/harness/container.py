@@ -117,13 +117,8 @@ class Container(Node):
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, env=env,
         ).stdout  # fmt: skip
 
-    def kill(self) -> None:
+    def _end(self) -> None:
         """SIGKILL to everything in it, and remove it."""
-        if not self.alive:
-            return
-        self.alive = False
-        for relay in self._relays:
-            relay.stop()
         with contextlib.suppress(subprocess.CalledProcessError):
             subprocess.run(
                 [*PODMAN, "rm", "--force", "--time=0", self.name],

@@ -145,6 +145,9 @@ class Node:
         self.alive = False
         for relay in self._relays:
             relay.stop()
+        self._end()
+
+    def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init_pid, signal.SIGKILL)
         for pipe in (self._unshare.stdin, self._unshare.stdout):
