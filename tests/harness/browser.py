@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import TimeoutError as PageTimeout
 
 from tests.harness.client import wait_for
 from tests.harness.server import JupyterServer
@@ -18,6 +19,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 EXECUTABLE = "/usr/bin/chromium"
 PATIENCE = 30_000  # ms
+BRIEFLY = 2_000  # ms, for what may be gone when it is reached for
 
 
 @contextmanager
@@ -128,7 +130,8 @@ class NotebookPage:
 
         def shown() -> bool:
             if other.is_visible():
-                other.locator("button").first.click()
+                with suppress(PageTimeout):  # it went away by itself
+                    other.locator("button").first.click(timeout=BRIEFLY)
             return wanted.is_visible()
 
         wait_for(f"dialog {text!r}", shown, timeout, interval=0.2)
@@ -174,8 +177,14 @@ class NotebookPage:
     def close_dialogs(self) -> None:
         """Close what a test has left open: dialogs and notifications."""
         dialogs = self.page.locator(".jp-Dialog")
-        while dialogs.count() > 0:
-            dialogs.first.press("Escape")
+
+        def closed() -> bool:
+            if dialogs.count() > 0:
+                with suppress(PageTimeout):  # it went away by itself
+                    dialogs.first.press("Escape", timeout=BRIEFLY)
+            return dialogs.count() == 0
+
+        wait_for("the dialogs are closed", closed, 30, interval=0.01)
         close = "all => all.forEach(button => button.click())"
         self.page.locator(".jp-Notification-Toast-Close").evaluate_all(close)
         expect(self.page.locator(".Toastify__toast")).to_have_count(0)
