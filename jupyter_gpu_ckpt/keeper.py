@@ -96,6 +96,7 @@ class Keeper(GpuCkpt):
             ttl=self.lease_ttl,
             interval=self.lease_interval,
             on_fenced=lambda kernel, hostname: self.lost.fence(kernel, hostname),
+            server=self.server_name(),
             log=self.log,
         )
         self.lost = LostKernels(self)

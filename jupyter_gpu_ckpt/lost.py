@@ -13,6 +13,7 @@ from .operations import Run, in_thread
 from .recovery import LostRecord
 from .roster import unknown_kernel
 from .saved import passed_over
+from .store import KernelRecord
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class LostKernels:
             if kernel_id in self._seen or lost.record.offer == "cull":
                 continue  # what was culled comes back when somebody wants it
             self._seen.add(kernel_id)
-            if self._keeper.restore_on_start == "always" and not lost.record.hibernated:
+            if self._keeper.restore_on_start == "always" and not self._waits(lost.record):
                 self._keeper.in_background(self._bring_back(lost))
             else:
                 self._tell(lost)
@@ -91,10 +92,17 @@ class LostKernels:
         """Whether it is for the user to say if the kernel is restored."""
         record, mode = lost.record, self._keeper.restore_on_start
         if mode == "always":
-            # What was not used takes no memory until somebody wants it.
-            asleep = record.hibernated or record.offer == "cull"
-            return asleep or record.kernel_id in self._left
+            return self._waits(record) or record.kernel_id in self._left
         return mode == "prompt"
+
+    def _waits(self, record: KernelRecord) -> bool:
+        """Whether it comes back only when somebody wants it.
+
+        What was not used takes no memory until then, and another server of the same user may be
+        about to bring its own back.
+        """
+        asleep = record.hibernated or record.offer == "cull"
+        return asleep or not self._keeper.leases.was_here(record)
 
     async def _found(self) -> list[LostRecord]:
         return [

@@ -148,6 +148,10 @@ class PlaceSettings(StoreSettings):
         """Whose part of the store this is."""
         return self.owner or os.environ.get("JUPYTERHUB_USER") or _user()
 
+    def server_name(self) -> str:
+        """Name of this server among those of its user, as JupyterHub has it; empty: unnamed."""
+        return os.environ.get("JUPYTERHUB_SERVER_NAME", "")
+
     def _place(self) -> str | None:
         """URL of a remote system; ``None`` for a folder."""
         if not self.store_url or _scheme(self.store_url) in (None, "file"):

@@ -60,6 +60,8 @@ class Leases:
     on_fenced
         Called with a kernel that another server runs by now, and that server's host name where
         it is known: the copy here must end.
+    server
+        Name of this server among those of its user.
     log
         For a store that cannot be written; kernels run on without leases then.
     """
@@ -74,6 +76,7 @@ class Leases:
         interval: float,
         on_fenced: Callable[[TrackedKernel, str], None],
         log: logging.Logger | Any,
+        server: str = "",
     ) -> None:
         self._store = store
         self._tracker = tracker
@@ -81,6 +84,7 @@ class Leases:
         self._liveness = Liveness(store, ttl=ttl, interval=interval)
         self._interval = interval
         self._on_fenced = on_fenced
+        self._server = server
         self._log = log
         self._complained = False
         self._lock = asyncio.Lock()
@@ -128,6 +132,7 @@ class Leases:
             path=path,
             lease=self._liveness.lease(),
             hibernated=kernel.is_hibernated,
+            server=self._server,
         )
 
     def _renew_in_store(
@@ -335,6 +340,10 @@ class Leases:
             hint="Shut it down there, take it over, or open the state as a new kernel. If that "
             f"server is gone, try again in {lease.ttl:.0f} seconds.",
         )
+
+    def was_here(self, record: KernelRecord) -> bool:
+        """Whether a kernel ran last in a server of this one's name."""
+        return record.server == self._server
 
     def _is_lost(self, record: KernelRecord) -> bool:
         running = self._tracker.get(record.kernel_id) is not None

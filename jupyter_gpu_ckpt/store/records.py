@@ -91,7 +91,8 @@ class KernelRecord(msgspec.Struct, kw_only=True):
 
     ``offer`` says that the kernel was saved and then ended without its user's wish: ``shutdown``
     (the server was stopped) or ``cull``. ``autosave`` is its user's choice of when it is saved.
-    A ``hibernated`` one is in its newest state, whole, and has no process.
+    A ``hibernated`` one is in its newest state, whole, and has no process. ``server`` is the name
+    of its server among those of its user; empty for the only or unnamed one.
     """
 
     kernel_id: str
@@ -103,6 +104,7 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     offer: str | None = None
     autosave: dict[str, Any] | None = None
     hibernated: bool = False
+    server: str = ""
 
 
 class GcResult(NamedTuple):

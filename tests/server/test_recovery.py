@@ -275,6 +275,33 @@ def test_two_servers_on_one_store_leave_each_others_kernels_alone(home: Home) ->
         assert not [p for p in spool.glob("*/*") if p.is_dir()]
 
 
+def test_a_named_server_brings_back_unasked_only_its_own_kernels(home: Home) -> None:
+    named = {"JUPYTERHUB_SERVER_NAME": "other"}
+    always = {"GpuCkpt": {"restore_on_start": "always"}}
+    with JupyterServer(home) as one, JupyterServer(home, environment=named) as other:
+        mine, theirs = saved(one, "mine.ipynb", 1), saved(other, "theirs.ipynb", 2)
+        one.kill()
+        other.kill()
+    with JupyterServer(home, environment=named, config=always) as other:
+        client = other.client
+        told = client.events()
+        wait_for("its own is back", lambda: client.get("api/kernels"), 30)
+        assert client.connect(theirs.id).run("print(x)") == "2"
+        # The user's other server may be about to start: that one's kernel is only offered.
+        (lost,) = client.wait_lost(1)
+        assert (lost["kernel_id"], lost["why"]) == (mine.id, "lost")
+        assert [kernel["id"] for kernel in client.get("api/kernels")] == [theirs.id]
+        client.restore_lost(mine.id)
+        assert client.connect(mine.id).run("print(x)") == "1"
+        causes = [(e["kernel_id"], e["cause"]) for e in told.of("kernel", action="restored")]
+        assert causes.count((mine.id, "lost")) == 1
+        wait_for(
+            "it is this server's from then on",
+            lambda: store_of(home).kernel(mine.id).server == "other",  # type: ignore[union-attr]
+            30,
+        )
+
+
 def test_a_kernel_that_runs_on_another_node_is_not_brought_in_twice(home: Home) -> None:
     with JupyterServer(home) as server:
         kernel = saved(server, "book.ipynb", 41)
