@@ -41,15 +41,15 @@ def measure(folder: Path) -> list[Row]:
             120,
         )
         time.sleep(5)  # what the last save left to be done
-        seconds: dict[int, list[float]] = {ours.process.pid: [], theirs.process.pid: []}
+        cost: list[float] = []
+        theirs_cost: list[float] = []
+        kinds = ((ours.process, cost), (theirs.process, theirs_cost))
         for _ in range(SPANS):
-            before = {each.process.pid: _seconds(each.process) for each in (ours, theirs)}
+            before = [_seconds(process) for process, _ in kinds]
             time.sleep(SPAN)
-            for each in (ours, theirs):
-                pid = each.process.pid
-                seconds[pid].append(_seconds(each.process) - before[pid])
+            for (process, seconds), used in zip(kinds, before, strict=True):
+                seconds.append(_seconds(process) - used)
     what = f"CPU of an idle server with {KERNELS} kernels, {SPAN:g} s"
-    cost, theirs_cost = seconds[ours.process.pid], seconds[theirs.process.pid]
     return [Row(what, "without the extension", cost, theirs_cost, LIMIT)]
 
 
