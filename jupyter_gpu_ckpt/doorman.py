@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import zmq
@@ -34,6 +34,13 @@ _NEEDED: Final = ("prepare", "handle_incoming_message", "subprotocol", "channels
 #: What a page sends that is merely open: answered when the kernel is awake for another reason.
 _CAN_WAIT: Final = frozenset({"kernel_info_request", "comm_info_request"})
 
+#: What a page does to a kernel's widgets.
+_COMMS: Final = frozenset({"comm_open", "comm_msg", "comm_close"})
+#: Most messages, and bytes of them, that are kept for one kernel; a page that sends more has gone
+#: wrong.
+_MOST: Final = 10_000
+_MOST_BYTES: Final = 64 << 20
+
 
 class Doorman(Protocol):
     """Who decides what becomes of a message to a kernel; called on the event loop."""
@@ -53,6 +60,11 @@ class HeldMessage:
         self._message = message
         self._is_v1 = connection.subprotocol == _V1  # asked while its page is there
 
+    @property
+    def size(self) -> int:
+        """Its bytes, about."""
+        return len(self._message)
+
     def needs_kernel(self) -> bool:
         """Whether somebody wants something of the kernel, beyond having its page open."""
         try:
@@ -71,6 +83,36 @@ class HeldMessage:
             return str(header["msg_id"]) if header["msg_type"] == "execute_request" else None
         except _MALFORMED:
             return None
+
+    @property
+    def comm(self) -> tuple[str, str] | None:
+        """What it does to a widget (its type), and the id of the comm; ``None`` if nothing."""
+        try:
+            header, content = self._read()
+            kind = str(header["msg_type"])
+            return (kind, str(content()["comm_id"])) if kind in _COMMS else None
+        except _MALFORMED:
+            return None
+
+    def deliver_to(self, km: Any) -> None:
+        """Send it to another kernel than its page meant; what that answers the page does not hear.
+
+        Parameters
+        ----------
+        km
+            The manager of that kernel, whose key signs it.
+        """
+        stream = km.connect_shell()
+        try:
+            if self._is_v1:
+                km.session.send_raw(stream, _wire.deserialize_msg_from_ws_v1(self._message)[1])
+            elif isinstance(self._message, bytes):
+                km.session.send(stream, _wire.deserialize_binary_message(self._message))
+            else:
+                km.session.send(stream, json.loads(self._message))
+            stream.flush(zmq.POLLOUT)  # what was sent is only queued
+        finally:
+            stream.close()
 
     def deliver(self) -> None:
         """Send it on to the kernel, also when its page has gone meanwhile."""
@@ -136,6 +178,36 @@ class HeldMessage:
             else:
                 message["channel"] = channel
                 connection.write_message(json.dumps(message, default=str))
+
+
+class Kept:
+    """Messages that are kept for one kernel, in their order and within bounds."""
+
+    def __init__(self) -> None:
+        self._messages: list[HeldMessage] = []
+        self._bytes = 0
+
+    def add(self, message: HeldMessage) -> bool:
+        """Keep a message; whether there was room for it."""
+        if len(self._messages) >= _MOST or self._bytes + message.size > _MOST_BYTES:
+            return False
+        self._messages.append(message)
+        self._bytes += message.size
+        return True
+
+    def take(self, *, only_cells: bool = False) -> list[HeldMessage]:
+        """Give what is kept, or the cells of it, and keep it no longer."""
+        taken = [m for m in self if not only_cells or m.execute_id is not None]
+        gone = set(map(id, taken))
+        self._messages = [m for m in self if id(m) not in gone]
+        self._bytes = sum(message.size for message in self)
+        return taken
+
+    def __iter__(self) -> Iterator[HeldMessage]:
+        return iter(self._messages)
+
+    def __len__(self) -> int:
+        return len(self._messages)
 
 
 def each(

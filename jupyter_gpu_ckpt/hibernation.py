@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, each, execute_ids, guard
+from .doorman import HeldMessage, Kept, each, execute_ids, guard
 from .errors import CkptError
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _ANSWER: Final = 5.0
 #: Seconds that its process has to be gone.
 _END: Final = KILL_GRACE + 10.0
-#: Most messages that are kept for one kernel; a page that sends more has gone wrong.
-_MOST_HELD: Final = 10_000
 
 
 class _Sleeper:
@@ -47,7 +45,7 @@ class _Sleeper:
         self.kernel = kernel
         self.state_id = state_id
         self.token = token
-        self.held: list[HeldMessage] = []
+        self.held = Kept()
         self.is_waking = False
 
 
@@ -268,8 +266,7 @@ class Hibernation:
             f"The hibernated kernel did not wake: {why}",
             hint="Its saved state is kept: run the cell again to try once more.",
         )
-        held, sleeper.held = sleeper.held, []
-        each(held, lambda message: message.refuse(told), self._keeper.log)
+        each(sleeper.held.take(), lambda message: message.refuse(told), self._keeper.log)
 
     async def _wake(self, sleeper: _Sleeper) -> None:
         """Wake a kernel that somebody needs."""
@@ -299,7 +296,7 @@ class Hibernation:
     def held_ids(self, kernel_id: str) -> list[str]:
         """Ids of the execute requests that are kept until a kernel is back."""
         sleeper = self._sleepers.get(kernel_id)
-        kept = sleeper.held if sleeper is not None else []
+        kept = list(sleeper.held) if sleeper is not None else []
         return execute_ids(kept) + self.replacements.held_ids(kernel_id)
 
     def _need(self, sleeper: _Sleeper) -> None:
@@ -322,10 +319,9 @@ class Hibernation:
         if sleeper is None:
             self._passed[kernel_id] += 1
             return self.replacements.holds(kernel_id, message)
-        if len(sleeper.held) >= _MOST_HELD:
-            message.refuse(CkptError("busy", "Too many messages wait for the kernel to wake."))
+        if not sleeper.held.add(message):
+            message.refuse(CkptError("busy", "Too much waits for the kernel to wake."))
             return True
-        sleeper.held.append(message)
         if message.needs_kernel():
             if sleeper.is_waking:
                 message.tell_starting()
@@ -353,9 +349,7 @@ class Hibernation:
         held = self.replacements.taken(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
-            kept, sleeper.held = sleeper.held, []
-            for message in kept:
-                (sleeper.held if message.execute_id is None else held).append(message)
+            held += sleeper.held.take(only_cells=True)
         told = CkptError("cancelled", "Interrupted before the kernel was back.")
         each(held, lambda message: message.refuse(told, "KeyboardInterrupt"), self._keeper.log)
 

@@ -4,7 +4,8 @@ The old kernel would run it and be gone a moment later, with all that came of it
 where the same kernel comes back it runs there, and is answered as ever. Where a fresh kernel is
 replaced by another (a notebook whose lost kernel is restored), the page is told that it was not
 run, and runs it in the kernel that it gets. A restore that fails changes nothing: it runs where it
-was sent to.
+was sent to. What a page does to a widget meanwhile is kept in the same order; in a kernel that
+takes the place of another it reaches the widget there, which has the same id.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .doorman import HeldMessage, each, execute_ids
+from .doorman import HeldMessage, Kept, each, execute_ids
 from .errors import CkptError
 from .operations import Run
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Seconds for which a page may still have the kernel that was replaced.
 _LEAVING: Final = 30.0
-#: Most requests that are kept for one restore.
-_MOST_HELD: Final = 10_000
 
 _REPLACED: Final = "The restored kernel has taken the place of this one."
 
@@ -43,8 +42,17 @@ class Replacement:
         self.is_known = in_place
         #: Fresh kernels of that notebook.
         self.replaced: set[str] = set()
-        self.held: list[HeldMessage] = []
+        #: Comms that pages have opened to a fresh kernel meanwhile, which are of no other.
+        self.opened: set[str] = set()
+        self.held = Kept()
         self.uses = 0
+
+
+class _Gone(NamedTuple):
+    """Until when pages may still have a kernel that was replaced, and by which it was."""
+
+    until: float
+    by: str
 
 
 class Replacements:
@@ -57,10 +65,10 @@ class Replacements:
         #: Kernels of other notebooks, as far as was asked.
         self._others: set[str] = set()
         #: What came for kernels of which that is being asked.
-        self._unsure: defaultdict[str, list[HeldMessage]] = defaultdict(list)
+        self._unsure: defaultdict[str, Kept] = defaultdict(Kept)
         self._changed = asyncio.Event()
-        #: Kernels that were replaced and ended, and until when their pages are told so.
-        self._gone: dict[str, float] = {}
+        #: Kernels that were replaced and ended, of which their pages are told.
+        self._gone: dict[str, _Gone] = {}
 
     # -- restores ------------------------------------------------------------------------
 
@@ -112,8 +120,9 @@ class Replacements:
         else:
             # One that had run something stays, for whoever asks it by name.
             ended = (other for other in going.replaced if other not in self._keeper.kernel_manager)
-            self._gone.update(dict.fromkeys(ended, time.monotonic() + _LEAVING))
-            self._refuse(going.held, _REPLACED)
+            gone = _Gone(time.monotonic() + _LEAVING, going.kernel_id)
+            self._gone.update(dict.fromkeys(ended, gone))
+            self._pass_over(going.held, going.kernel_id)
 
     def held_ids(self, kernel_id: str) -> list[str]:
         """Ids of the requests that are kept until this kernel is back."""
@@ -121,12 +130,9 @@ class Replacements:
         return execute_ids(going.held) if going is not None else []
 
     def taken(self, kernel_id: str) -> list[HeldMessage]:
-        """What is kept of what was sent to this kernel; it is kept no longer."""
+        """The cells among what is kept of what was sent to this kernel; they are kept no longer."""
         going = self._replacement_of(kernel_id)
-        if going is None:
-            return []
-        held, going.held = going.held, []
-        return held
+        return going.held.take(only_cells=True) if going is not None else []
 
     def stopping(self, kernel_id: str) -> None:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
@@ -145,22 +151,33 @@ class Replacements:
         """Whether a message is kept; otherwise it goes to the kernel now."""
         if not self._going and not self._gone:
             return False
-        if self._gone and self._is_gone(kernel_id):
-            return self._refuse([message], _REPLACED)
+        if self._gone and (gone := self._gone_by(kernel_id)) is not None:
+            return self._pass_over([message], gone)
         going = self._replacement_of(kernel_id)
         is_other = kernel_id in self._others or all(one.in_place for one in self._going.values())
-        if (going is None and is_other) or message.execute_id is None:
+        if (going is None and is_other) or not self._matters(message, going):
             return False
-        if going is None:
-            unsure = self._unsure[kernel_id]
-            unsure.append(message)
-            if len(unsure) == 1:
-                self._keeper.in_background(self._find(kernel_id))
-        elif len(going.held) >= _MOST_HELD:
-            self._refuse([message], "Too many cells wait for the kernel to be restored.")
-        else:
-            going.held.append(message)
+        kept = self._unsure[kernel_id] if going is None else going.held
+        if going is None and len(kept) == 0:
+            self._keeper.in_background(self._find(kernel_id))
+        if not kept.add(message):
+            self._refuse([message], "Too much waits for the kernel to be restored.")
         return True
+
+    def _matters(self, message: HeldMessage, going: Replacement | None) -> bool:
+        """Whether a message changes something in the kernel: a cell, or a widget."""
+        if message.execute_id is not None:
+            return True
+        comm = message.comm
+        if comm is None or (going is not None and going.in_place):
+            return comm is not None
+        # With a fresh kernel pages and it come to know of each other's widgets.
+        kind, comm_id = comm
+        opened = [one.opened for one in self._going.values() if not one.in_place]
+        if kind == "comm_open":
+            for ids in opened:
+                ids.add(comm_id)
+        return kind == "comm_msg" and not any(comm_id in ids for ids in opened)
 
     def _replacement_of(self, kernel_id: str) -> Replacement | None:
         going = self._going.get(kernel_id)
@@ -188,22 +205,40 @@ class Replacements:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            messages = self._unsure.pop(kernel_id, [])
+            messages = self._unsure.pop(kernel_id, Kept()).take()
             # It may have lost its session to the restored one just now.
             found = found or self._replacement_of(kernel_id)
             if found is not None:
                 found.replaced.add(kernel_id)
-                found.held += messages
-            elif self._is_gone(kernel_id):
-                self._refuse(messages, _REPLACED)
+                self._refuse([m for m in messages if not found.held.add(m)], "Too much waits.")
+            elif (gone := self._gone_by(kernel_id)) is not None:
+                self._pass_over(messages, gone)
             else:
                 self._others.add(kernel_id)
                 each(messages, HeldMessage.deliver, self._keeper.log)
 
-    def _is_gone(self, kernel_id: str) -> bool:
+    def _gone_by(self, kernel_id: str) -> str | None:
+        """The kernel that has replaced this one a short while ago."""
         now = time.monotonic()
-        self._gone = {gone: until for gone, until in self._gone.items() if until > now}
-        return kernel_id in self._gone
+        self._gone = {other: gone for other, gone in self._gone.items() if gone.until > now}
+        gone = self._gone.get(kernel_id)
+        return None if gone is None else gone.by
+
+    def _pass_over(self, held: Iterable[HeldMessage], kernel_id: str) -> bool:
+        """Tell pages of their cells, and let a kernel have what they did to its widgets."""
+        manager = self._keeper.kernel_manager
+
+        def pass_on(message: HeldMessage) -> None:
+            meant = message.connection.kernel_id
+            if message.comm is not None and meant in manager:  # which goes on beside it
+                message.deliver()
+            elif message.comm is not None and kernel_id in manager:
+                message.deliver_to(manager.get_kernel(kernel_id))
+            else:
+                self._refuse([message], _REPLACED)
+
+        each(held, pass_on, self._keeper.log)
+        return True
 
     def _refuse(self, held: Iterable[HeldMessage], why: str) -> bool:
         told = CkptError("cancelled", f"The cell was not run. {why}", hint="Run it again.")

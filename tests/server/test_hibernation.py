@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-import websocket
 from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.session import Session
-from jupyter_server.services.kernels.connection import base as wire
 
+from jupyter_gpu_ckpt.doorman import HeldMessage, Kept
 from tests.harness.client import EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.pages import WIDGET, BinaryPage, open_widget
 from tests.server.rest import Api
 from tests.server.shell import Shell
 
-#: Untyped.
-_wire: Any = wire
 Start = Callable[..., KernelClient]
 
 
@@ -54,35 +52,6 @@ def own_client(home: Home, kernel: KernelClient) -> Iterator[BlockingKernelClien
         yield client
     finally:
         client.stop_channels()
-
-
-class BinaryPage:
-    """A page that speaks Jupyter's newer websocket protocol, as JupyterLab does."""
-
-    PROTOCOL = "v1.kernel.websocket.jupyter.org"
-
-    def __init__(self, server: JupyterServer, kernel: KernelClient) -> None:
-        session = uuid.uuid4().hex
-        url = server.client.base_url.replace("http", "ws", 1)
-        self._session = Session(session=session)
-        self._socket = websocket.create_connection(
-            f"{url}api/kernels/{kernel.id}/channels?session_id={session}",
-            header={"Authorization": f"token {server.token}"},
-            subprotocols=[self.PROTOCOL],
-            timeout=30,
-        )
-        assert self._socket.getsubprotocol() == self.PROTOCOL
-
-    def send(self, kind: str, content: dict[str, Any], channel: str = "shell") -> None:
-        message = self._session.msg(kind, content)
-        data = _wire.serialize_msg_to_ws_v1(message, channel, self._session.pack)
-        self._socket.send_binary(data)
-
-    def send_text(self, text: str) -> None:
-        self._socket.send(text)
-
-    def close(self) -> None:
-        self._socket.close(timeout=5)  # waits until the server has seen it
 
 
 def resident(pid: int) -> int:
@@ -209,6 +178,37 @@ def test_a_page_that_goes_leaves_its_messages(
     event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert event["cause"] == "wake"
     assert events.of("operation", kernel_id=kernel.id, status="failed") == []
+
+
+def test_a_widget_wakes_it_and_both_of_its_pages_go_on(
+    server: JupyterServer, api: Api, start: Start
+) -> None:
+    kernel = start()
+    kernel.run(WIDGET)
+    widget = open_widget(kernel)
+    page = server.client.connect(kernel.id)
+    hibernate(api, kernel)
+    page.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 1}})
+    cells = [one.begin("moved.append(9); print(moved)") for one in (kernel, page)]
+    said = sorted((cell.finish().text.strip() for cell in cells), key=len)
+    assert said[1].count("9") == 2 and said[1].count("1") == 1, "each once, and nothing is lost"
+    assert said[0].count("9") == 1
+    is_idle(api, kernel)
+    page.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 2}})
+    assert page.run("print(sorted(moved))") == "[1, 2, 9, 9]"
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jupyter_gpu_ckpt.doorman._MOST_BYTES", 1000)
+    kept = Kept()
+    cells = [json.dumps({"header": {"msg_type": kind, "msg_id": kind}, "content": {}})
+             for kind in ("execute_request", "comm_msg")]  # fmt: skip
+    messages = [HeldMessage(SimpleNamespace(subprotocol=None), cell.ljust(400)) for cell in cells]
+    assert all(kept.add(message) for message in messages)
+    assert not kept.add(messages[0]), "300 bytes are left"
+    assert kept.take(only_cells=True) == messages[:1] and list(kept) == messages[1:]
+    assert kept.add(messages[0])
+    assert kept.take() == [*reversed(messages)] and len(kept) == 0
 
 
 def test_damage_is_noted_and_the_next_try_saves_anew(

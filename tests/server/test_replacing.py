@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.harness.client import EventStream, KernelClient
+from tests.harness.client import EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.pages import WIDGET, BinaryPage, open_widget
 
 Start = Callable[..., KernelClient]
 BIG = "import os; data = os.urandom(64 << 20)"  # so that reading it takes a moment
@@ -30,10 +31,12 @@ def test_of_a_roll_back_they_run_in_the_restored_kernel(
 ) -> None:
     kernel, other = start(), start()
     kernel.run(BIG)
-    kernel.run("x = 0")
+    kernel.run(f"{WIDGET}\nx = 0")
+    widget = open_widget(kernel)
     state = server.client.save(kernel)["state_id"]
     kernel.run("x = 100")
     operation = roll_back(server, state)
+    kernel.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 7}})
     cells = [kernel.begin("x += 1; print(x)") for _ in range(3)]
     assert other.run("print(6 * 7)") == "42"  # another kernel is none of it
     assert [cell.finish().text.strip() for cell in cells] == ["1", "2", "3"]
@@ -42,6 +45,7 @@ def test_of_a_roll_back_they_run_in_the_restored_kernel(
     ids = [cell.msg_id for cell in cells]
     assert event["held_msg_ids"] == ids[: len(event["held_msg_ids"])]
     assert event["held_msg_ids"][:1] == ids[:1]
+    assert kernel.run("print(moved)") == "[7]", "a widget was moved meanwhile"
 
 
 def test_of_a_dead_kernel_they_run_in_the_restored_one(
@@ -96,16 +100,20 @@ def test_of_a_fresh_kernel_that_a_lost_one_takes_the_place_of(home: Home) -> Non
     with JupyterServer(home) as server:
         path = home.add_notebook("lost.ipynb")
         lost = server.client.start(path)
-        lost.run(f"{BIG}; x = 41")
+        lost.run(f"{WIDGET}\n{BIG}; x = 41")
+        widget = open_widget(lost)
         server.client.save(lost)
         server.kill()
     with JupyterServer(home) as server:
         server.client.wait_lost(1)
         fresh = server.client.start(path)
+        page = BinaryPage(server, fresh)
         other = server.client.start(home.add_notebook("other.ipynb"))
         events = server.client.events()
         operation = server.client.post(f"gpu-ckpt/api/lost/{lost.id}/restore")
+        fresh.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 1}})
         cell = fresh.begin("print('here')")
+        page.send("comm_msg", {"comm_id": widget, "data": {"n": 2}})
         assert other.run("print(6 * 7)") == "42"
         server.client.done(operation)
         # It was not run where it would be gone, and its page is told, twice.
@@ -116,7 +124,11 @@ def test_of_a_fresh_kernel_that_a_lost_one_takes_the_place_of(home: Home) -> Non
         late = fresh.begin("print('late')")
         fresh.wait("the cell is answered", lambda: late.reply, 30)
         assert "CellNotRun" in (late.error or "")
-        assert server.client.connect(lost.id).run("print(x + 1)") == "42"
+        back = server.client.connect(lost.id)
+        assert back.run("print(x + 1)") == "42"
+        # What was done to a widget reaches it in the restored kernel.
+        fresh.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 3}})
+        wait_for("it was moved", lambda: back.run("print(sorted(moved))") == "[1, 2, 3]", 30)
         # So the fresh one has run nothing, and is not kept.
         assert fresh.id not in [kernel["id"] for kernel in server.client.get("api/kernels")]
 
