@@ -28,6 +28,7 @@ from .restoring import Restore
 from .saving import Save
 from .store import StateRecord
 from .tracking import TrackedKernel
+from .unheard import Unheard
 
 if TYPE_CHECKING:
     from .keeper import Keeper
@@ -60,6 +61,8 @@ class Hibernation:
         self._sleepers: dict[str, _Sleeper] = {}
         #: What is sent to kernels whose place a restored one takes.
         self.replacements = Replacements(keeper)
+        #: What is sent to kernels that the server does not hear yet.
+        self.unheard = Unheard(self, keeper.log)
         #: How many messages went to each kernel: one that came during a save ends a hibernation.
         self._passed: Counter[str] = Counter()
         #: Whether what is sent to a kernel passes through this server, and so can wake it.
@@ -318,7 +321,8 @@ class Hibernation:
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is None:
             self._passed[kernel_id] += 1
-            return self.replacements.holds(kernel_id, message)
+            kept = self.replacements.holds(kernel_id, message)
+            return kept or self.unheard.holds(kernel_id, message)
         if not sleeper.held.add(message):
             message.refuse(CkptError("busy", "Too much waits for the kernel to wake."))
             return True
@@ -338,15 +342,17 @@ class Hibernation:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
         self._passed.pop(kernel_id, None)
         self.replacements.stopping(kernel_id)
+        held = self.unheard.ended(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             self._forget(sleeper)
-            gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
-            each(sleeper.held, lambda message: message.refuse(gone), self._keeper.log)
+            held += sleeper.held
+        gone = CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+        each(held, lambda message: message.refuse(gone), self._keeper.log)
 
     def interrupted(self, kernel_id: str) -> None:
         """Somebody interrupts the kernel: cells that wait for it do so in vain."""
-        held = self.replacements.taken(kernel_id)
+        held = self.replacements.taken(kernel_id) + self.unheard.taken(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             held += sleeper.held.take(only_cells=True)

@@ -357,6 +357,7 @@ class Keeper(GpuCkpt):
 
     def _on_started(self, kernel: TrackedKernel) -> None:
         self.policies.kernel_started(kernel)
+        self.hibernation.unheard.started(kernel)
 
         async def register() -> None:
             await self.leases.renew(kernel)

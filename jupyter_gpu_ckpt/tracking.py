@@ -171,7 +171,10 @@ class Tracker:
         if restored is None:
             kernel.policy.started_fresh()
             kernel.restored_from = None
-        kernel.listen(restored.activity if restored is not None else None)
+        before = kernel.watch
+        watch = kernel.listen(restored.activity if restored is not None else None)
+        if restored is None:
+            watch.expect(is_new=watch is not before)
         self._on_started(kernel)
 
     def kernel_watched(self, kernel_id: str) -> None:

@@ -139,12 +139,26 @@ class KernelWatch:
         self._is_reading = True  # what is heard now is not taken in
         self._hearing.drain()
         self._is_reading = False
+        self._hearing.connected()
         self._said.clear()
         self._now = begin or Activity("idle", None, None)
         self._changes.clear()
         self._first = self._now
         #: When the cell that runs began, by the kernel's clock; ``None`` where none runs.
         self._cell_began = time.time() if self._now.execution_state == "busy" else None
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether what a process says that was just started would not be heard yet."""
+        return self._hearing.is_connecting
+
+    def expect(self, *, is_new: bool) -> None:
+        """A process was started; ``is_new``: the first that is watched here."""
+        self._hearing.expect(is_new=is_new)
+
+    def when_connected(self, then: Callable[[], None]) -> None:
+        """Call this once the process is heard, or another takes its place; at once if it is."""
+        self._hearing.when_connected(then)
 
     @property
     def has_own_socket(self) -> bool:

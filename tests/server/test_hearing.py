@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -13,6 +15,8 @@ import zmq
 from jupyter_client.ioloop.manager import AsyncIOLoopKernelManager
 from jupyter_client.session import Session
 
+from jupyter_gpu_ckpt.doorman import HeldMessage
+from jupyter_gpu_ckpt.unheard import Unheard
 from jupyter_gpu_ckpt.watch import Activity, KernelWatch
 from tests.harness.client import KernelClient, wait_for
 from tests.harness.server import JupyterServer
@@ -89,13 +93,24 @@ class Speaker:
 
     def __init__(self, folder: Path) -> None:
         self.session = Session(key=b"secret")
-        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
-        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self.km: Any = AsyncIOLoopKernelManager(
             connection_file=str(folder / "kernel.json"), iopub_port=0, session=self.session
         )
-        self.km.iopub_port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.begins()
+
+    def begins(self) -> None:
+        """Another process; the first takes any port."""
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        if self.km.iopub_port:
+            self.socket.bind(f"tcp://127.0.0.1:{self.km.iopub_port}")
+        else:
+            self.km.iopub_port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.counted = 0
+
+    def ends(self) -> None:
+        """The process is gone."""
+        self.socket.close(linger=0)
 
     async def is_heard(self) -> None:
         """Wait for a subscriber."""
@@ -188,6 +203,97 @@ def test_the_socket_changes_when_the_server_has_one(tmp_path: Path) -> None:
         watch.close()
         assert not again.closed()
         again.close()
+        speaker.socket.close()
+
+    asyncio.run(asyncio.wait_for(live(), 60))
+
+
+def test_cells_wait_until_a_new_process_is_heard(tmp_path: Path) -> None:
+    class Page:
+        """A websocket's connection, of which the kernel runs what it is sent."""
+
+        subprotocol = None
+
+        def __init__(self, speaker: Speaker) -> None:
+            self._speaker = speaker
+            self.channels = {"shell": SimpleNamespace(closed=lambda: False)}
+            self.sent = 0
+
+        def pass_on(self, _: str | bytes) -> None:
+            self.sent += 1
+            if not self._speaker.socket.closed:
+                self._speaker.cell()
+
+    class Door:
+        """Implements :class:`jupyter_gpu_ckpt.doorman.Doorman`."""
+
+        def opened(self, kernel_id: str) -> None: ...
+
+        def holds(self, kernel_id: str, message: HeldMessage) -> bool:
+            return unheard.holds(kernel_id, message)
+
+    unheard = Unheard(Door(), logging.getLogger())
+
+    async def live() -> None:
+        speaker = Speaker(tmp_path)
+        watch = KernelWatch(speaker.km, None, Heard())
+        kernel: Any = SimpleNamespace(kernel_id="a", watch=watch)
+        page = Page(speaker)
+
+        def sends(kind: str) -> bool:
+            content = {"header": {"msg_type": kind, "msg_id": "1"}, "content": {}}
+            message = HeldMessage(page, json.dumps(content))
+            kept = Door().holds("a", message)
+            if not kept:
+                message.deliver()
+            return kept
+
+        unheard.started(kernel)
+        await speaker.is_heard()
+        assert not sends("execute_request"), "nothing new was started"
+        while watch.now != Activity("idle", 1, None):
+            await asyncio.sleep(0.01)
+
+        speaker.ends()
+        watch.reset()
+        watch.expect(is_new=False)
+        unheard.started(kernel)
+        assert sends("execute_request") and not sends("kernel_info_request")
+        assert sends("execute_request")
+        assert len(unheard.taken("a")) == 2, "who interrupts takes them back"
+        assert sends("execute_request")
+        speaker.begins()
+        while watch.now != Activity("idle", 1, None):
+            await asyncio.sleep(0.01)
+        assert not sends("execute_request"), "it is heard now"
+
+        # Restarted or shut down meanwhile, or restored in its place.
+        speaker.ends()
+        watch.expect(is_new=False)
+        unheard.started(kernel)
+        assert sends("execute_request") and len(unheard.ended("a")) == 1
+        unheard.started(kernel)
+        sent = page.sent
+        assert sends("execute_request") and page.sent == sent
+        watch.reset()
+        assert page.sent == sent + 1
+        assert not sends("execute_request")
+
+        # The first process of a kernel, which both sockets of the server wait for in turn.
+        watch.close()
+        watch = kernel.watch = KernelWatch(speaker.km, None, Heard())
+        watch.expect(is_new=True)
+        unheard.started(kernel)
+        stream = speaker.km.connect_iopub()
+        stream.on_recv(lambda _: None)
+        speaker.km._activity_stream = stream
+        watch.share()
+        assert sends("execute_request")
+        speaker.begins()
+        while watch.now.execution_count is None:
+            await asyncio.sleep(0.01)
+        watch.close()
+        stream.close()
         speaker.socket.close()
 
     asyncio.run(asyncio.wait_for(live(), 60))
