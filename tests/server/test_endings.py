@@ -58,7 +58,8 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
 
 
 @pytest.mark.root
-def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
+def test_a_deadline_that_fits_only_some_of_five_kernels(shared: Path) -> None:
+    home = Home(shared / "home")
     config = {
         "AutoSave": {
             "shutdown_deadline": 9.0,
@@ -69,7 +70,10 @@ def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
     }
     device = Path("/dev/nvidia-of-a-test")
     try:
-        with JupyterServer(home, config=config) as server:
+        with (
+            Node("node-a", [shared]) as node,
+            JupyterServer(home, node=node, config=config) as server,
+        ):
             names = ["slow", "first", "second", "third", "gpu"]
             kernels = {n: server.client.start(home.add_notebook(f"{n}.ipynb")) for n in names}
             kernels["slow"].run(
@@ -91,13 +95,18 @@ def test_a_deadline_that_fits_only_some_kernels(home: Home) -> None:
             assert f"{kernels['gpu'].id} (gpu.ipynb): " in log
             assert f"{kernels['slow'].id} (slow.ipynb): The server stopped before" in log
             assert tried < log.index(missed)
-        with JupyterServer(home, config=config) as server:
+        with (
+            Node("node-b", [shared]) as node,
+            JupyterServer(home, node=node, config=config) as server,
+        ):
             lost = {e["path"]: e["state"] for e in server.client.wait_lost(4)}
             # What did not fit has its older state.
             assert lost.pop("slow.ipynb")["reason"] == "user"
             assert sorted(lost, key=lambda path: lost[path]["created"]) == [
                 "first.ipynb", "second.ipynb", "third.ipynb",
             ]  # fmt: skip
+            server.client.restore_lost(kernels["third"].id)
+            assert server.client.connect(kernels["third"].id).run("print(x + 1)") == "42"
     finally:
         device.unlink(missing_ok=True)
 
