@@ -9,9 +9,9 @@ import { formatTime } from './format';
 import type { History, IRanCell } from './gap';
 import { undoneCells } from './gap';
 import type { KernelStates } from './model';
-import type { Notices } from './notices';
 import type { KernelPages } from './pages';
 import { RememberedRestores } from './remembered';
+import type { RestoreNotices } from './restorenotices';
 
 /** The class of a cell that the kernel knows nothing of. */
 const UNDONE_CLASS = 'jp-gpu-ckpt-undone';
@@ -197,7 +197,7 @@ export class Gaps {
 export namespace Gaps {
   export interface IOptions {
     model: KernelStates;
-    notices: Notices;
+    notices: RestoreNotices;
     pages: KernelPages;
     trans: TranslationBundle;
   }
@@ -282,7 +282,7 @@ class Gap {
 
 namespace Gap {
   export interface IOptions {
-    notices: Notices;
+    notices: RestoreNotices;
     trans: TranslationBundle;
     runAgain: (cells: CodeCell[]) => void;
     dismiss: () => void;

@@ -94,7 +94,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       serverSettings,
       trans
     });
-    new Gaps({ model, notices, pages, trans });
+    new Gaps({ model, notices: notices.restores, pages, trans });
     new Endings({ model, trans });
     const lost = new LostKernels({
       api,

@@ -48,8 +48,8 @@ export class RestoredKernels {
     }
     if (this._concerns(kernelId) && !TOLD.has(kernelId, from.restored)) {
       TOLD.add(kernelId, from.restored);
-      if (!notices.hasTold(kernelId, from)) {
-        notices.cameBack(kernelId, from);
+      if (!notices.restores.hasTold(kernelId, from)) {
+        notices.restores.cameBack(kernelId, from);
       }
     }
   }
@@ -127,7 +127,7 @@ export class RestoredKernels {
       state && (!event.state_id || state.id === event.state_id)
         ? state.created
         : await this._created(event.state_id);
-    notices.restored(
+    notices.restores.restored(
       event.kernel_id,
       created && formatAge(created, trans),
       event.message,

@@ -1,5 +1,8 @@
 import { Notification } from '@jupyterlab/apputils';
 
+/** How long a success stays on screen, in milliseconds. */
+const SUCCESS_SHOWN = 6000;
+
 /** After how long JupyterLab has handed on a change to what draws it, in milliseconds. */
 const CHANGING = 100;
 
@@ -74,6 +77,13 @@ export function dismiss(id: string): void {
     Notification.dismiss(id);
     leaving.delete(id);
   }, CHANGING);
+}
+
+/** How long a notification of a type stays on screen. */
+export function closesAfter(
+  type: 'info' | 'success' | 'warning'
+): number | false {
+  return type === 'warning' ? false : SUCCESS_SHOWN;
 }
 
 /** Whether a notification is on screen. */

@@ -7,7 +7,7 @@ import { Signal } from '@lumino/signaling';
 import type { IRestoredFrom } from '../api';
 import { Gaps } from '../gaps';
 import type { KernelStates } from '../model';
-import type { IGapActions, Notices } from '../notices';
+import type { IGapActions, RestoreNotices } from '../restorenotices';
 import type { KernelPages } from '../pages';
 import { KERNEL, Server, aKernel, aRestoredFrom, settle } from './fixtures';
 
@@ -108,7 +108,7 @@ describe('Gaps', () => {
         gapClosed: () => {
           told = null;
         }
-      } as unknown as Notices,
+      } as unknown as RestoreNotices,
       pages: {
         notebooks: (id: string) =>
           id === context.session.kernel.id ? [panel] : [],

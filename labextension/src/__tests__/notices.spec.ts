@@ -3,8 +3,8 @@ import { nullTranslator } from '@jupyterlab/translation';
 
 import type { IVerification, KernelStateAPI } from '../api';
 import { OperationFollower } from '../follower';
-import type { IGapActions } from '../notices';
 import { Notices } from '../notices';
+import type { IGapActions } from '../restorenotices';
 import { aRestoredFrom, aResult, aVerification, anOperation } from './fixtures';
 
 const trans = nullTranslator.load('');
@@ -97,12 +97,16 @@ describe('Notices of a gap', () => {
     jest.useRealTimers();
   });
 
-  const died = () => notices.restored('K1', 'just now', null, () => undefined);
+  const died = () =>
+    notices.restores.restored('K1', 'just now', null, () => undefined);
 
   it.each(['the death', 'the gap'])(
     'are one with the death, also where %s is told first',
     first => {
-      const tell = [died, () => notices.gap('K1', '2 cells.', actions, true)];
+      const tell = [
+        died,
+        () => notices.restores.gap('K1', '2 cells.', actions, true)
+      ];
       (first === 'the death' ? tell : tell.reverse()).forEach(told => told());
       expect(shown()).toEqual([
         `warning | ${DIED} 2 cells. | Run These Again | Start Fresh Instead | Dismiss`
@@ -118,17 +122,17 @@ describe('Notices of a gap', () => {
   });
 
   it('are one with what did not come back', () => {
-    notices.cameBack('K1', CAME_BACK);
+    notices.restores.cameBack('K1', CAME_BACK);
     expect(shown()).toEqual([
       `warning | The kernel woke up. ${CAME_BACK.warnings[0]}`
     ]);
-    notices.gap('K1', '2 cells.', actions, true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
     expect(shown()).toHaveLength(1);
     const warnings = [
       ...CAME_BACK.warnings,
       'Output may be missing. '.repeat(9)
     ];
-    notices.cameBack('K2', { ...CAME_BACK, cause: 'lost', warnings });
+    notices.restores.cameBack('K2', { ...CAME_BACK, cause: 'lost', warnings });
     expect(shown()[0]).toBe(
       'warning | The kernel was restored to its state saved just now. | Details'
     );
@@ -137,7 +141,7 @@ describe('Notices of a gap', () => {
   it('know which restores this page asked for', async () => {
     const times = { started: '2026-12-02T16:00:00Z', finished: null };
     const has = (restored: string) =>
-      notices.hasTold('K1', { ...CAME_BACK, restored });
+      notices.restores.hasTold('K1', { ...CAME_BACK, restored });
     expect(has('2026-12-02T16:00:01Z')).toBe(false);
     const operation = anOperation({ kind: 'restore', ...times });
     const finished = '2026-12-02T16:00:02Z';
@@ -154,10 +158,10 @@ describe('Notices of a gap', () => {
   });
 
   it('go with the last mark, however soon after the one before', () => {
-    notices.gap('K1', '2 cells.', actions, true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
     draw();
-    notices.gap('K1', '1 cell.', actions, false);
-    notices.gapClosed('K1', false);
+    notices.restores.gap('K1', '1 cell.', actions, false);
+    notices.restores.gapClosed('K1', false);
     // JupyterLab draws changes later, each by a timer: only then it may go.
     jest.advanceTimersByTime(10);
     expect(Notification.manager.count).toBe(1);
@@ -171,7 +175,7 @@ describe('Notices of a gap', () => {
     Notification.manager.changed.connect((_, { notification }) => {
       changes.push(notification.message);
     });
-    notices.gap('K1', '2 cells.', actions, true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
     jest.advanceTimersByTime(350); // JupyterLab has lost it
     expect(changes).toEqual(Array(4).fill(`${DIED} 2 cells.`));
 
@@ -182,24 +186,24 @@ describe('Notices of a gap', () => {
 
   it('leave what was said of the death where the kernel has all cells', () => {
     died();
-    notices.gap('K1', '2 cells.', actions, true);
-    notices.gapClosed('K1', true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
+    notices.restores.gapClosed('K1', true);
     expect(shown()).toEqual([`warning | ${DIED} | Start Fresh Instead`]);
-    notices.gapClosed('K1', false); // no gap is left to close
+    notices.restores.gapClosed('K1', false); // no gap is left to close
     expect(shown()).toHaveLength(1);
   });
 
   it('give way to a restore from another state', async () => {
-    notices.gap('K1', '2 cells.', actions, true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
     await restore('S3');
     expect(shown()).toEqual([`success | ${RESTORED}`]);
     // Its marks are cleared after that.
-    notices.gapClosed('K1', true);
+    notices.restores.gapClosed('K1', true);
     expect(shown()).toEqual([`success | ${RESTORED}`]);
   });
 
   it('are one with the restore that they are of', async () => {
-    notices.gap('K1', '2 cells.', actions, true);
+    notices.restores.gap('K1', '2 cells.', actions, true);
     await restore('S1');
     expect(shown()).toEqual([
       `warning | ${RESTORED} 2 cells. | Run These Again | Dismiss`
@@ -207,11 +211,11 @@ describe('Notices of a gap', () => {
   });
 
   it('stay closed where the user closed them', () => {
-    notices.gap('K1', '3 cells.', actions, true);
+    notices.restores.gap('K1', '3 cells.', actions, true);
     for (const left of [2, 1]) {
       // Not on screen: nothing draws it here.
       jest.advanceTimersByTime(2000);
-      notices.gap('K1', `${left} cells.`, actions, false);
+      notices.restores.gap('K1', `${left} cells.`, actions, false);
     }
     expect(shown()[0]).toContain('2 cells.');
   });

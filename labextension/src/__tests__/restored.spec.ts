@@ -44,7 +44,7 @@ describe('RestoredKernels', () => {
   new RestoredKernels({
     everywhere: true,
     model,
-    notices: notices as unknown as Notices,
+    notices: { restores: notices } as unknown as Notices,
     pages: {
       ofKernel: (id: string) => of(id === session.kernel.id),
       ofPath: (path: string) => of(path === 'a.ipynb')

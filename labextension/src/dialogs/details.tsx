@@ -44,3 +44,25 @@ export function detailsAction(
     }
   };
 }
+
+/** A notification's button that shows what is worth knowing of what went well. */
+export function worthKnowing(
+  title: string,
+  warnings: string[],
+  trans: TranslationBundle
+): Notification.IAction {
+  return detailsAction(
+    title,
+    {
+      message: trans._n(
+        'One thing is worth knowing:',
+        'Some things are worth knowing:',
+        warnings.length
+      ),
+      reason: 'warnings',
+      hint: null,
+      details: warnings.join('\n')
+    },
+    trans
+  );
+}

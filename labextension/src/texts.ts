@@ -1,0 +1,48 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { OperationKind } from './api';
+
+/** What is said of an operation as it goes and ends. */
+export interface IOperationTexts {
+  going: string;
+  cancelled: string;
+  /** The title of what is known of a failure. */
+  failed: string;
+  /** @param size, seconds - what was moved and in which time, in words */
+  done: (size: string, seconds: string) => string;
+}
+
+/** What is said of operations of a kind. */
+export function operationTexts(
+  kind: OperationKind,
+  trans: TranslationBundle
+): IOperationTexts {
+  const texts: Record<OperationKind, () => IOperationTexts> = {
+    save: () => ({
+      going: trans.__('Saving kernel state…'),
+      cancelled: trans.__(
+        'Saving the kernel state was cancelled. The kernel runs on.'
+      ),
+      failed: trans.__('Saving Kernel State Failed'),
+      done: (size, seconds) =>
+        trans.__('Kernel state saved (%1 in %2)', size, seconds)
+    }),
+    restore: () => ({
+      going: trans.__('Restoring kernel state…'),
+      cancelled: trans.__(
+        'Restoring was cancelled. The saved state is still there.'
+      ),
+      failed: trans.__('Restoring Kernel State Failed'),
+      done: (size, seconds) =>
+        trans.__('Kernel state restored (%1 in %2)', size, seconds)
+    }),
+    verify: () => ({
+      going: trans.__('Verifying kernel state…'),
+      cancelled: trans.__('Verifying was cancelled.'),
+      failed: trans.__('Verifying Kernel State Failed'),
+      done: (size, seconds) =>
+        trans.__('Kernel state verified (%1 in %2)', size, seconds)
+    })
+  };
+  return texts[kind]();
+}
