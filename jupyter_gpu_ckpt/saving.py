@@ -202,7 +202,8 @@ class Save:
 
     def _check_space(self, pid: int, spool: Path, in_use: set[str]) -> bool:
         keeper = self._keeper
-        needed = state_size(pid, keeper.node_local_dirs) + memory_on_gpus(pid)
+        # What is not known of a GPU refuses no save: should it not fit, the save says so itself.
+        needed = state_size(pid, keeper.node_local_dirs) + (memory_on_gpus(pid) or 0)
         keeper.tidying.check_room(self._kernel.kernel_id, needed, in_use)
         return check_space(needed, spool, keeper.store_folder())
 
