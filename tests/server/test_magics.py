@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from tests.harness.client import KernelClient, wait_for
+from tests.harness.node import REPOSITORY
 from tests.harness.server import JupyterServer
 
 Start = Callable[..., KernelClient]
@@ -106,3 +108,35 @@ def reconnect():
     cell.finish(20)
     wait_for("it is idle", lambda: server.client.execution_state(kernel.id) == "idle", 10)
     assert kernel.run("print(calls)") == "['flush, as defined again', 'reconnect']"
+
+
+def recipe(name: str) -> str:
+    """The code that the documentation gives under a heading."""
+    text = (REPOSITORY / "docs" / "kernel.md").read_text()
+    (code,) = re.findall(rf"^#+ {name}$.*?^```python$(.*?)^```$", text, re.M | re.S)
+    return str(code)
+
+
+def test_the_recipe_for_sqlalchemy(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run(recipe("Callbacks"))
+    kernel.run(
+        """
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+engine = create_engine("sqlite:///recipe.db")
+session = Session(engine)
+session.execute(text("create table numbers (n integer)"))
+session.commit()
+"""
+    )
+    kernel.run(recipe("SQLAlchemy"))
+    kernel.run("session.execute(text('insert into numbers values (41)'))")  # not committed
+    state = server.client.save(kernel)["state_id"]
+    read = "print(session.execute(text('select n + 1 from numbers')).scalars().all())"
+    assert kernel.run(read) == "[42]"
+    server.client.restore(state)
+    assert kernel.run(read) == "[42]"
+    kernel.run("session.execute(text('insert into numbers values (1)')); session.commit()")
+    assert kernel.run(read) == "[42, 2]"
+    assert kernel.run("print(engine.pool.checkedin() + engine.pool.checkedout())") == "1"
