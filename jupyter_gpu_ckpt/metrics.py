@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from .models import Operation
+from .moments import read_moment
 
 _BUCKETS: Final = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 300)
 
@@ -69,7 +69,7 @@ def count(operation: Operation) -> None:
 
 def restored(kernel_id: str, created: str) -> None:
     """A kernel came out of the state that was made at that time, ISO 8601."""
-    when = datetime.fromisoformat(created.replace("Z", "+00:00"))
+    when = read_moment(created)
     LAST_SAVE.labels(kernel_id).set(when.timestamp())
 
 

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -14,6 +13,7 @@ import msgspec
 from jupyter_client.jsonutil import extract_dates
 
 from .hearing import Hearing
+from .moments import read_moment
 from .talk import COMM_ID
 
 #: What a kernel sends because it did something; not, say, that it welcomes a subscriber.
@@ -309,7 +309,7 @@ class KernelWatch:
 def _seconds(date: str) -> float:
     """Unix seconds of a message's date."""
     with contextlib.suppress(ValueError):
-        moment = datetime.fromisoformat(date.replace("Z", "+00:00"))
+        moment = read_moment(date)
         if moment.tzinfo is not None:
             return moment.timestamp()
     return float(extract_dates(date).timestamp())  # other kernels' ways to write it

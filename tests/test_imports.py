@@ -23,7 +23,7 @@ FACES = {"app", "handlers", "cli", "hub"}
 BOTTOM = {"capture", "store"}
 #: Below `capture`, which asks whether a state's GPU memory fits.
 GPUS = {"gpus"}
-WORDS = {"errors", "models", "outside", "progress", "saved_gpus"}
+WORDS = {"errors", "models", "moments", "outside", "progress", "saved_gpus"}
 GENERATED = {"_version"}
 #: Imports between neighbours that the design allows.
 ALLOWED = {

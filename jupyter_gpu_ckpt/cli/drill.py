@@ -10,7 +10,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -21,6 +20,7 @@ import psutil
 from rich.console import Console
 
 from ..models import AutoSaves, Operation, State
+from ..moments import read_moment
 from . import drill_report, follow, show
 from .client import Server
 from .drill_report import Check, Recovery, Report
@@ -290,7 +290,7 @@ class _Drill:
 
 
 def _moment(iso: str) -> float:
-    return datetime.fromisoformat(iso.replace("Z", "+00:00")).timestamp()
+    return read_moment(iso).timestamp()
 
 
 def _kill(kernel_id: str) -> None:

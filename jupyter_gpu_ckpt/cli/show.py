@@ -25,6 +25,7 @@ from ..models import (
     OperationResult,
     State,
 )
+from ..moments import read_moment
 from ..outside import Outside
 from ..saved_gpus import SavedGpus
 
@@ -276,7 +277,7 @@ def size(count: int) -> str:
 def age(moment: str) -> str:
     """How long ago an ISO 8601 time was, in words."""
     try:
-        then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        then = read_moment(moment)
     except ValueError:
         return clean(moment)
     if then.tzinfo is None:

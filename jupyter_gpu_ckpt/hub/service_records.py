@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal
 
 import msgspec
 
+from ..moments import read_moment
 from ..store import SaveFailure
 
 KernelStatus = Literal["running", "hibernated", "lost", "ended"]
@@ -144,4 +144,4 @@ class UserSummary(msgspec.Struct, kw_only=True):
 
 def seconds(text: str) -> float:
     """Unix seconds of a time in ISO 8601."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    return read_moment(text).timestamp()

@@ -9,7 +9,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.simple_httpclient import SimpleAsyncHTTPClient
 from traitlets import Float, List, Unicode
 
+from ..moments import read_moment
 from .source import Notice, NoticeSource
 
 #: What the machine's firmware says of it.
@@ -289,7 +289,7 @@ def _object(text: str) -> dict[str, Any]:
 def _seconds_until(when: str) -> float:
     """Seconds until a time as clouds write it (ISO 8601, RFC 2822); 0 where it says nothing."""
     try:
-        moment = datetime.fromisoformat(when.replace("Z", "+00:00"))
+        moment = read_moment(when)
     except ValueError:
         try:
             moment = parsedate_to_datetime(when)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from ..errors import CkptError
+from ..moments import read_moment
 
 #: Packages that bring a backend, and this project's extra that installs it.
 _EXTRAS: Final = {
@@ -266,7 +267,7 @@ def modified_of(info: Mapping[str, Any]) -> float:
         if isinstance(value, datetime):
             return value.timestamp()
         if isinstance(value, str):
-            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+            return read_moment(value).timestamp()
     return 0.0
 
 

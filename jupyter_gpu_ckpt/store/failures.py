@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from ..moments import read_moment
+
 #: Name of the file beside a kernel's record.
 NAME: Final = "failure.json"
 #: So many kernels' failures an owner's store holds, and for so long.
@@ -60,7 +62,7 @@ def read(path: Path) -> SaveFailure | None:
     """
     try:
         found = msgspec.json.decode(path.read_bytes(), type=SaveFailure)
-        at = datetime.fromisoformat(found.at.replace("Z", "+00:00"))
+        at = read_moment(found.at)
         old = datetime.now(timezone.utc) - at > LONGEST
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from ..errors import CkptError
+from ..moments import read_moment
 from .catalog import Catalog, Seen, damaged_among
 from .kernel_store import READING
 from .layout import check_kernel_id, translated
@@ -155,7 +156,7 @@ class Upkeep(Catalog):
                 Held(
                     body.id,
                     body.meta.kernel_id,
-                    datetime.fromisoformat(body.created.replace("Z", "+00:00")).timestamp(),
+                    read_moment(body.created).timestamp(),
                     frozenset(body.packs),
                     pinned=marks.pinned,
                     labelled=bool(marks.label_of(body.meta.label)),

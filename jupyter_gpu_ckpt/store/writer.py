@@ -12,6 +12,7 @@ from typing import NamedTuple
 from blake3 import blake3
 from xxhash import xxh3_128_digest
 
+from ..moments import read_moment
 from ..progress import Progress
 from .blobwriter import BlobWriter, Range
 from .codec import BLOB, BLOB_PAGES, PAGE, Scratch, encode
@@ -362,6 +363,6 @@ def _now(after: str | None) -> str:
     """Time, but later than `after`: another node's clock, that of an older state, may be ahead."""
     now = datetime.now(timezone.utc)
     if after is not None:
-        newest = datetime.fromisoformat(after.replace("Z", "+00:00"))
+        newest = read_moment(after)
         now = max(now, newest + timedelta(milliseconds=1))
     return now.isoformat(timespec="milliseconds")[:-6] + "Z"
