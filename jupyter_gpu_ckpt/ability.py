@@ -17,8 +17,8 @@ from .capture.protocol import Probe
 from .errors import CkptError
 from .gpus.asking import inventory
 from .gpus.checks import checks
-from .gpus.fit import FIRST_DRIVER_TO_MOVE, fit
-from .gpus.inventory import Inventory, version
+from .gpus.fit import FIRST_DRIVER_TO_MOVE, choices, fit
+from .gpus.inventory import Gpu, Inventory, version
 from .limits import denial
 from .models import Difference, Doctor, DoctorCheck
 from .operations import in_thread
@@ -34,10 +34,14 @@ _PORTS: Final = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_p
 
 
 class Found(NamedTuple):
-    """What a restore would meet here, and which GPU stands for which: ``--gpu-map``."""
+    """What a restore would meet here, and which GPU stands for which: ``--gpu-map``.
+
+    ``choices`` are the GPUs of this node that can stand for each of the state, by UUID.
+    """
 
     differences: list[Difference]
     gpu_map: dict[str, str]
+    choices: dict[str, list[Gpu]]
 
 
 class Ability:
@@ -143,7 +147,7 @@ class Ability:
             found = [difference for difference in found if difference.mode != other]
             # Drivers before 580 take none, and go by index: then each GPU stands for itself.
             can_map = version(gpus.driver or "") >= FIRST_DRIVER_TO_MOVE
-            return Found(found, placed.pairs if can_map else {})
+            return Found(found, placed.pairs if can_map else {}, choices(use, gpus))
 
         other = {True: "rollback", False: "new", None: "-"}[beside]
         return await in_thread(look)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final, Literal
 
@@ -13,7 +13,7 @@ from .capture.protocol import Probe
 from .connection import spec_of
 from .errors import CkptError
 from .gpus.fit import used_gpus
-from .gpus.inventory import GpuUse
+from .gpus.inventory import Gpu, GpuUse
 from .models import (
     Difference,
     Doctor,
@@ -30,7 +30,7 @@ from .models import (
 from .outside import Outside
 from .recovery import LostRecord
 from .rights import rights
-from .saved_gpus import SavedGpu, SavedGpus
+from .saved_gpus import GpuHere, SavedGpu, SavedGpus
 from .store import DamagedState, StateRecord
 
 _WHY: Final[dict[str, Literal["lost", "shutdown", "cull"]]] = {
@@ -44,10 +44,12 @@ def state(
     differences: Sequence[Difference] | None = None,
     *,
     cost: int | None = None,
+    choices: Mapping[str, Sequence[Gpu]] | None = None,
 ) -> State:
     """A state; ``differences`` is what a restore here would meet, ``None`` where not checked.
 
-    ``cost`` is what deleting it would free, in bytes.
+    ``cost`` is what deleting it would free, in bytes; ``choices`` are the GPUs of this node that
+    can stand for each of its own, by UUID.
     """
     meta = record.meta
     modes = None if differences is None else _modes(differences)
@@ -78,7 +80,7 @@ def state(
         verified=record.verified,
         damage=record.damage,
         outside=outside(record),
-        gpu=_gpu(record),
+        gpu=_gpu(record, choices or {}),
     )
 
 
@@ -106,7 +108,7 @@ def gpu_use(record: StateRecord) -> GpuUse | None:
         ) from error
 
 
-def _gpu(record: StateRecord) -> SavedGpus | None:
+def _gpu(record: StateRecord, choices: Mapping[str, Sequence[Gpu]]) -> SavedGpus | None:
     try:
         use = gpu_use(record)
     except CkptError:
@@ -119,7 +121,19 @@ def _gpu(record: StateRecord) -> SavedGpus | None:
         processes=len(use.processes),
         driver=use.driver or record.meta.node.get("driver"),
         blocked_seconds=use.blocked_s,
-        gpus=[SavedGpu(gpu.uuid, gpu.name, gpu.memory_bytes, gpu.uuid in used) for gpu in use.gpus],
+        gpus=[
+            SavedGpu(
+                uuid=gpu.uuid,
+                name=gpu.name,
+                memory=gpu.memory_bytes,
+                used=gpu.uuid in used,
+                choices=[
+                    GpuHere(one.index, one.uuid, one.name, max(0, one.memory - one.used))
+                    for one in choices.get(gpu.uuid, ())
+                ],
+            )
+            for gpu in use.gpus
+        ],
     )
 
 

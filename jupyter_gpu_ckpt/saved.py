@@ -63,8 +63,9 @@ class SavedStates:
         kernel = keeper.tracker.get(record.meta.kernel_id)
         try:
             pid = kernel.pid if kernel else None
-            found = (await keeper.ability.differences(record, pid)).differences
+            found, _, choices = await keeper.ability.differences(record, pid)
         except CkptError as error:
+            choices = {}
             found = [models.Difference("node", error.message, blocking=True)]
         else:
             if (why := await self._why_no_rollback(record.meta.kernel_id)) is not None:
@@ -74,7 +75,7 @@ class SavedStates:
                 found = [first, *others]
         if record.damage is not None:
             found.insert(0, models.Difference("damage", record.damage, blocking=True))
-        return describe.state(record, found)
+        return describe.state(record, found, choices=choices)
 
     async def _why_no_rollback(self, kernel_id: str) -> CkptError | None:
         """Why no state can take the place of this kernel, whatever the node can do."""

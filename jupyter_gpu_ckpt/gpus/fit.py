@@ -83,6 +83,21 @@ def fit(
     return Fit({} if blocked else pairs, found)
 
 
+def choices(use: GpuUse | None, here: Inventory) -> dict[str, list[Gpu]]:
+    """The GPUs of this node that can stand for each used one of a state, by UUID, full or not.
+
+    Empty where the driver restores GPU memory onto the same GPU only.
+    """
+    if use is None or version(here.driver or "") < FIRST_DRIVER_TO_MOVE:
+        return {}
+    used = used_gpus(use.processes, use.gpus)
+    return {
+        old.uuid: [gpu for gpu in here.gpus if _suits(old, gpu)]
+        for old in use.gpus
+        if old.uuid in used
+    }
+
+
 def used_gpus(processes: Sequence[CudaProcess], gpus: Sequence[CudaGpu]) -> set[str]:
     """UUIDs of the GPUs that the processes may use: as CUDA reads ``CUDA_VISIBLE_DEVICES``."""
     return {uuid for process in processes for uuid in _visible(process.visible, gpus)}

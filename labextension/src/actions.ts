@@ -9,6 +9,7 @@ import {
   confirmRollback
 } from './dialogs/confirm';
 import { showDetails } from './dialogs/details';
+import type { IRestoreChoice } from './dialogs/restore';
 import { RestoreDialog } from './dialogs/restore';
 import type { IFace } from './face';
 import type { OperationFollower } from './follower';
@@ -83,9 +84,9 @@ export class Actions {
         continue;
       }
       if (choice?.action === 'new') {
-        await this._openAsNew(choice.state);
+        await this._openAsNew(choice);
       } else if (choice && (await confirmRollback(choice.state, trans))) {
-        await this._rollBack(choice.state);
+        await this._rollBack(choice);
       }
       return;
     }
@@ -102,11 +103,11 @@ export class Actions {
     }
   }
 
-  private async _rollBack(state: IState): Promise<void> {
+  private async _rollBack({ gpuMap, state }: IRestoreChoice): Promise<void> {
     const { pages, serviceManager, trans } = this._options;
     const operation = await this._run(
       trans.__('Restoring Kernel State Failed'),
-      api => api.restore(state.id, 'rollback')
+      api => api.restore(state.id, 'rollback', gpuMap)
     );
     if (operation?.result) {
       await attachPages(
@@ -118,11 +119,11 @@ export class Actions {
     }
   }
 
-  private async _openAsNew(state: IState): Promise<void> {
+  private async _openAsNew({ gpuMap, state }: IRestoreChoice): Promise<void> {
     const { commands, serviceManager, trans } = this._options;
     const operation = await this._run(
       trans.__('Restoring Kernel State Failed'),
-      api => api.restore(state.id, 'new')
+      api => api.restore(state.id, 'new', gpuMap)
     );
     if (operation?.result) {
       await serviceManager.kernels.refreshRunning();

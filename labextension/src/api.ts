@@ -61,19 +61,36 @@ export interface IOutside {
   left_out: number;
 }
 
+/** A GPU of this node. */
+export interface IGpuHere {
+  index: number;
+  uuid: string;
+  name: string;
+  /** Bytes of its memory that are free now. */
+  free: number;
+}
+
+/** A GPU that the driver knew when a state was saved. */
+export interface ISavedGpu {
+  uuid: string;
+  name: string;
+  memory: number;
+  /** Whether the kernel could use it. */
+  used: boolean;
+  /** Those of this node that can stand for it; none in lists. */
+  choices: IGpuHere[];
+}
+
 /** What a state has of GPUs. */
 export interface ISavedGpus {
   /** On all of them, in bytes. */
   memory: number;
   /** All that the driver knew. */
-  gpus: {
-    uuid: string;
-    name: string;
-    memory: number;
-    /** Whether the kernel could use it. */
-    used: boolean;
-  }[];
+  gpus: ISavedGpu[];
 }
+
+/** Which GPU of this node is to stand for one of the save, by UUID. */
+export type GpuMap = Record<string, string>;
 
 /** One saved state; sizes in bytes, durations in seconds, times in UTC. */
 export interface IState {
@@ -303,11 +320,16 @@ export class KernelStateAPI {
     return this._send('POST', `/states/${encodeURIComponent(stateId)}/verify`);
   }
 
-  restore(stateId: string, mode: RestoreMode): Promise<IOperation> {
+  /** @param gpuMap - GPUs that are chosen; the others are found */
+  restore(
+    stateId: string,
+    mode: RestoreMode,
+    gpuMap: GpuMap = {}
+  ): Promise<IOperation> {
     return this._send(
       'POST',
       `/states/${encodeURIComponent(stateId)}/restore`,
-      { mode }
+      { mode, gpu_map: gpuMap }
     );
   }
 
@@ -359,7 +381,7 @@ export class KernelStateAPI {
   private _send<T>(
     method: 'POST' | 'PATCH' | 'DELETE',
     endPoint: string,
-    body?: Record<string, string | boolean>
+    body?: Record<string, string | boolean | GpuMap>
   ): Promise<T> {
     return requestAPI<T>(
       endPoint,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_gpu_ckpt.gpus.fit import fit, used_gpus
+from jupyter_gpu_ckpt.gpus.fit import choices, fit, used_gpus
 from jupyter_gpu_ckpt.gpus.inventory import (
     CudaGpu,
     CudaProcess,
@@ -53,6 +53,15 @@ def test_another_gpu_of_its_kind() -> None:
 def test_one_that_is_full_is_left_for_one_with_room() -> None:
     found = fit(saved(old("a")), node(new("a", used=75 * GB), new("b")))
     assert found.pairs == {"GPU-a": "GPU-b"}
+
+
+def test_what_can_be_chosen_is_what_suits_full_or_not() -> None:
+    use = saved(old("a"), old("b", "L4", 24 * GB), visible="0")
+    here = node(new("a", used=75 * GB), new("b"), new("c", "L4"), new("d", mig=True))
+    found = {uuid: [gpu.uuid for gpu in gpus] for uuid, gpus in choices(use, here).items()}
+    assert found == {"GPU-a": ["GPU-a", "GPU-b"]}
+    assert choices(use, node(new("a"), new("b"), driver="575.1")) == {}
+    assert choices(None, here) == {}
 
 
 def test_all_gpus_are_named_and_only_those_in_use_have_to_fit() -> None:

@@ -97,6 +97,7 @@ def test_two_gpus_and_two_processes_come_back_here(
         (UUIDS[0], True),
         (UUIDS[1], True),
     ]
+    assert [[here["uuid"] for here in one["choices"]] for one in of_gpus["gpus"]] == [UUIDS[:2]] * 2
     kernel.run("gpu_data.use(); gpu_data.write(data, bytes(MIB))")
     assert now() != sums
     client.restore(saved["state_id"])

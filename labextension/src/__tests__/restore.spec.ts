@@ -223,6 +223,67 @@ describe('RestoreDialog', () => {
     await until(() => selected() === 'S1' && offers('rollback'));
   });
 
+  it('lets the user choose GPUs where several fit, each for one only', async () => {
+    const choices = [0, 1].map(index => ({
+      index,
+      uuid: `GPU-${index}`,
+      name: 'H100',
+      free: 79_000_000_000 - index
+    }));
+    const gpus = ['GPU-a', 'GPU-b', 'GPU-c'].map((uuid, index) => ({
+      uuid,
+      name: 'H100',
+      memory: 80_000_000_000,
+      used: index < 2,
+      choices: index < 2 ? choices : []
+    }));
+    server.state.mockImplementation(async id =>
+      aState({
+        id,
+        restorable: true,
+        gpu: id === 'S2' ? { memory: 1_000_000, gpus } : null
+      })
+    );
+    await show();
+    const selects = () => [
+      ...document.querySelectorAll<HTMLSelectElement>('.jp-Dialog select')
+    ];
+    await until(() => selects().length === 2);
+    const choose = (index: number, uuid: string) => {
+      selects()[index].value = uuid;
+      selects()[index].dispatchEvent(new Event('change', { bubbles: true }));
+    };
+    expect(selects().map(({ value }) => value)).toEqual(['', '']);
+    expect(selects().map(({ labels }) => labels[0].textContent)).toEqual([
+      expect.stringContaining('Restore GPU 1 (H100) onto'),
+      expect.stringContaining('Restore GPU 2 (H100) onto')
+    ]);
+    expect([...selects()[0].options].map(({ text }) => text)).toEqual([
+      'Automatic',
+      'GPU 0: H100, 79 GB free',
+      'GPU 1: H100, 79 GB free'
+    ]);
+    choose(0, 'GPU-1');
+    await until(() => selects()[1].options[2].disabled);
+    choose(1, 'GPU-0');
+    await until(() => selects()[0].options[1].disabled);
+    choose(0, '');
+    await until(() => !selects()[1].options[2].disabled);
+
+    // Another state has none, and what was chosen stays.
+    find('[data-state-id="S1"]').click();
+    await until(() => selects().length === 0);
+    find('[data-state-id="S2"]').click();
+    await until(() => selects().length === 2);
+    find('.jp-gpu-ckpt-rollback').click();
+    expect(await choice).toMatchObject({
+      action: 'rollback',
+      state: { id: 'S2' },
+      gpuMap: { 'GPU-b': 'GPU-0' }
+    });
+    choice = Promise.resolve(null);
+  });
+
   it('can stop a check, and leaves one that goes on to the page', async () => {
     await show();
     verify();

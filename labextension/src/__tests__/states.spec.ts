@@ -72,9 +72,16 @@ describe('gpuText', () => {
         uuid: `GPU-${number}`,
         name,
         memory: 80_000_000_000,
-        used: true
+        used: true,
+        choices: []
       }));
-      const unused = { uuid: 'GPU-9', name: 'L4', memory: 1, used: false };
+      const unused = {
+        uuid: 'GPU-9',
+        name: 'L4',
+        memory: 1,
+        used: false,
+        choices: []
+      };
       const memory = 3_200_000_000;
       return gpuText({ memory, gpus: [unused, ...gpus] }, trans);
     };

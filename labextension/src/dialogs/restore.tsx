@@ -1,6 +1,6 @@
 import { Dialog } from '@jupyterlab/apputils';
 
-import type { IState } from '../api';
+import type { GpuMap, IState } from '../api';
 import type { IErrorBody, RequestError } from '../request';
 import { namedDialog } from './named';
 import type { RestoreAction } from './restorebody';
@@ -9,6 +9,8 @@ import { BUTTONS, RestoreBody } from './restorebody';
 export interface IRestoreChoice {
   action: RestoreAction;
   state: IState;
+  /** The GPUs that are chosen for it. */
+  gpuMap: GpuMap;
 }
 
 /** The dialog that lists the states of a notebook or kernel. */
@@ -74,6 +76,6 @@ export namespace RestoreDialog {
 
     const action = result.button.actions[0] as RestoreAction | undefined;
     const state = body.current;
-    return action && state ? { action, state } : null;
+    return action && state ? { action, state, gpuMap: body.gpuMap } : null;
   }
 }

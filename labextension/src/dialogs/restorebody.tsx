@@ -3,7 +3,7 @@ import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
-import type { IState, RestoreMode } from '../api';
+import type { GpuMap, IState, RestoreMode } from '../api';
 import { explain } from '../face';
 import type { OperationFollower } from '../follower';
 import type { KernelStates } from '../model';
@@ -12,6 +12,7 @@ import { StateCheck } from './check';
 import { CheckedBody } from './checked';
 import { StateChecks } from './checks';
 import { StateContents } from './contents';
+import { StateGpus } from './gpus';
 import { StateOutside } from './outside';
 import { ErrorText, StateFacts, StateList, olderState } from './states';
 
@@ -70,6 +71,11 @@ export class RestoreBody extends CheckedBody {
     return { ...checked, cost, damage, durable, label, pinned, verified };
   }
 
+  /** The GPUs that are chosen for the selected state. */
+  get gpuMap(): GpuMap {
+    return this._gpuMaps.get(this._selected) ?? {};
+  }
+
   private _listed(id: string): IState | null {
     return Array.isArray(this._states)
       ? (this._states.find(state => state.id === id) ?? null)
@@ -119,6 +125,15 @@ export class RestoreBody extends CheckedBody {
         />
         {state.kernel_name !== '' && (
           <>
+            <StateGpus
+              gpu={state.gpu}
+              chosen={this.gpuMap}
+              onChoose={chosen => {
+                this._gpuMaps.set(state.id, chosen);
+                this._changed();
+              }}
+              trans={trans}
+            />
             <label className="jp-gpu-ckpt-pin">
               <input
                 type="checkbox"
@@ -274,6 +289,7 @@ export class RestoreBody extends CheckedBody {
   private _checked = new Map<string, IState>();
   private _checks: StateChecks;
   private _errors = new Map<string, IErrorBody>();
+  private _gpuMaps = new Map<string, GpuMap>();
   private _isReading = false;
   private _isStale = false;
   private _selected = '';
