@@ -30,7 +30,7 @@ async def turn(
     ----------
     folder
         Where the files are, the same for all servers of the node; made where it is missing, open to
-        everybody as ``/tmp`` is.
+        everybody as ``/tmp`` is. Where they are there already it need not be writable.
     count
         How many turns there are; 0: no limit.
     wait
@@ -44,7 +44,7 @@ async def turn(
     with suppress(OSError):
         folder.mkdir()
         folder.chmod(0o1777)
-    until = time.monotonic() + (wait if folder.is_dir() else 0)
+    until = time.monotonic() + (wait if _usable(folder) else 0)
     while (held := _take(folder, count)) is None and time.monotonic() < until:
         still_wanted()
         await asyncio.sleep(_LOOK)
@@ -53,6 +53,11 @@ async def turn(
     finally:
         if held is not None:
             os.close(held)
+
+
+def _usable(folder: Path) -> bool:
+    """Whether there can be turns at all: not in another user's folder without any, for example."""
+    return os.access(folder, os.W_OK | os.X_OK) or any(folder.glob("*.lock"))
 
 
 def _take(folder: Path, count: int) -> int | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from ..errors import CkptError
 
@@ -14,13 +15,14 @@ T = TypeVar("T")
 
 
 class Errands:
-    """Threads of their own, by whom they are for; none is sent after one that hangs.
+    """Threads of their own, one at a time for each key; none is sent after one that hangs.
 
     A pool's threads would be used up by a store that hangs, for the rest of the process too.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[object, tuple[Hashable, float, float]] = {}
+        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     def hanging(self, key: Hashable) -> float | None:
         """Seconds since which one has been under way that is past its deadline."""
@@ -35,17 +37,40 @@ class Errands:
     async def run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
         """Do `work` in a thread; after `deadline` seconds it goes on, and nothing waits for it.
 
+        What is asked for with the same key meanwhile waits for its turn, as long at most.
+
         Raises
         ------
         CkptError
-            ``timeout``: it takes longer, or an earlier one hangs; and what the work raises.
+            ``timeout``: it takes longer, or an earlier one hangs; ``busy``: its turn has not come;
+            and what the work raises.
         """
+        self._check(key)
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        try:
+            await asyncio.wait_for(turn.acquire(), deadline)
+        except asyncio.TimeoutError:
+            self._check(key)
+            raise CkptError(
+                "busy",
+                "What was asked of the state store before is still under way.",
+                hint="Try again in a minute.",
+            ) from None
+        try:
+            self._check(key)
+            return await self._run(key, work, deadline)
+        finally:
+            turn.release()
+
+    def _check(self, key: Hashable) -> None:
         if (seconds := self.hanging(key)) is not None:
             raise CkptError(
                 "timeout",
                 f"The state store has not answered for {seconds:.0f} seconds.",
                 hint="What was asked of it before must end first.",
             )
+
+    async def _run(self, key: Hashable, work: Callable[[], T], deadline: float) -> T:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
         me = object()

@@ -59,7 +59,11 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
     if (quota := hub.quota_of(user, groups)) is not None:
         rules["GpuCkpt"]["quota"] = Rule(value=quota, most=quota)
     if hub.saves_per_node is not None:
-        rules["GpuCkpt"]["saves_per_node"] = fixed(hub.saves_per_node)
+        rules["GpuCkpt"] |= {
+            "saves_per_node": fixed(hub.saves_per_node),
+            "node_turns_dir": fixed(turns_folder(hub)),  # in another one nobody waits
+            "node_turn_timeout": Rule(fixed=True),
+        }
     if hub.upload_bandwidth is not None:
         rules["GpuCkpt"]["upload_bandwidth"] = Rule(
             value=hub.upload_bandwidth, most=hub.upload_bandwidth or None
@@ -68,6 +72,12 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
         others = {name: fixed(value) for name, value in values.items()}
         rules[section] = {**rules.get(section, {}), **others}
     return Limits(rules=plain(rules))
+
+
+def turns_folder(hub: GpuCkptHub) -> str:
+    """The folder that all servers of a node have in common, for ``saves_per_node``."""
+    default = GpuCkpt.class_traits()["node_turns_dir"].default_value
+    return str(hub.server_config.get("GpuCkpt", {}).get("node_turns_dir", default))
 
 
 def _close_ways_round(hub: GpuCkptHub, rules: dict[str, Rule]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -18,6 +18,12 @@ def safe(name: str) -> str:
     if quoted.startswith(".") or (name and quoted.startswith("_")):
         return f"%{ord(quoted[0]):02X}{quoted[1:]}"
     return quoted
+
+
+def unsafe(part: str) -> str | None:
+    """The name that :func:`safe` made this from; ``None`` where it made it from none."""
+    name = "" if part == "_" else unquote(part)
+    return name if safe(name) == part else None
 
 
 def filled(template: str, user: str, server: str) -> str:

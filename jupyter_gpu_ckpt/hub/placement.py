@@ -119,8 +119,8 @@ class Placement:
         self._before = before
         self._errands = Errands()
         self._tiers: Path | None = None
-        # What was set before the first hint: a spawner is used again for the next start.
-        self._unplaced: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+        # By trait what was set before a hint, and with it: a spawner is used again.
+        self._hints: WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = WeakKeyDictionary()
 
     async def __call__(self, spawner: Any) -> None:
         """Be the hook."""
@@ -161,22 +161,29 @@ class Placement:
         if "KubeSpawner" in names:
             terms = kubernetes_terms(need, self._hub.node_labels)
             trait = "node_affinity_required" if required else "node_affinity_preferred"
-            before = self._first(spawner, trait)
+            before = self._without_hint(spawner, trait)
             if terms:
-                setattr(spawner, trait, (_required if required else _preferred)(before, terms))
+                self._hint(spawner, trait, (_required if required else _preferred)(before, terms))
         elif "SlurmSpawner" in names:
-            before = self._first(spawner, "req_options")
+            before = self._without_hint(spawner, "req_options")
             if (wanted := slurm_features(need, self._hub.slurm_features)) is not None:
                 option = "--constraint" if required else "--prefer"
-                spawner.req_options = _with_features(before, option, wanted)
+                self._hint(spawner, "req_options", _with_features(before, option, wanted))
 
-    def _first(self, spawner: Any, trait: str) -> Any:
-        """What a trait was before any hint, and is again."""
-        known = self._unplaced.setdefault(spawner, {})
-        if trait not in known:
-            known[trait] = deepcopy(getattr(spawner, trait))
-        setattr(spawner, trait, deepcopy(known[trait]))
-        return deepcopy(known[trait])
+    def _without_hint(self, spawner: Any, trait: str) -> Any:
+        """What a trait is but for the hint of the start before, which is taken back.
+
+        What has been chosen since then stays.
+        """
+        before, hinted = self._hints.get(spawner, {}).pop(trait, (None, None))
+        if hinted is not None and getattr(spawner, trait) == hinted:
+            setattr(spawner, trait, before)
+        return deepcopy(getattr(spawner, trait))
+
+    def _hint(self, spawner: Any, trait: str, value: Any) -> None:
+        before = deepcopy(getattr(spawner, trait))
+        setattr(spawner, trait, value)
+        self._hints.setdefault(spawner, {})[trait] = before, deepcopy(value)
 
 
 class _Newest(UserStores):

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from urllib.parse import urlparse
@@ -19,7 +20,7 @@ import msgspec
 from jupyterhub.services.auth import HubOAuth, HubOAuthCallbackHandler
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, StaticFileHandler
-from traitlets import Float, Integer, TraitError, Unicode
+from traitlets import Float, Integer, List, TraitError, Unicode
 from traitlets.config import Application as ConfiguredApplication
 
 from . import service_api as api
@@ -65,6 +66,12 @@ class GpuCkptService(ConfiguredApplication):
     )
     ip = Unicode("", config=True, help="Address to listen on. Empty: as in the service's URL.")
     port = Integer(0, config=True, help="Port to listen on. 0: as in the service's URL.")
+    trusted_downstream_ips = List(
+        Unicode(),
+        config=True,
+        help="Addresses of proxies before the hub's own, such as one that ends TLS; default: "
+        "JupyterHub's setting of this name.",
+    )
 
     def initialize(self, argv: list[str] | None = None) -> None:
         """Read the command line and the settings.
@@ -79,10 +86,15 @@ class GpuCkptService(ConfiguredApplication):
         if self.config_file:
             self.load_config_file(Path(self.config_file).name, str(Path(self.config_file).parent))
             self.hub = GpuCkptHub(config=self.config)
+            if not self.trusted_downstream_ips:
+                self.trusted_downstream_ips = self.config.JupyterHub.get(
+                    "trusted_downstream_ips", []
+                )
         elif text:
             given = msgspec.json.decode(text, type=dict[str, dict[str, Any]])
             self.hub = GpuCkptHub(**given["hub"])
-            self.folder, self.interval = given["service"]["folder"], given["service"]["interval"]
+            for name, value in given["service"].items():
+                setattr(self, name, value)
         else:
             raise TraitError(
                 "The service has no settings: add it with add_admin_page(c) in "
@@ -112,9 +124,9 @@ class GpuCkptService(ConfiguredApplication):
         )
         metrics = Metrics(census)
         actions = Actions(census, metrics, Audit(folder / "audit.jsonl", self.log), self.log)
+        trusted = self.trusted_downstream_ips
         server = HTTPServer(
-            application(auth, census, history, metrics, actions),
-            xheaders=True,
+            application(auth, census, history, metrics, actions, trusted),
             max_body_size=64 << 10,
             idle_connection_timeout=60,
         )
@@ -135,9 +147,14 @@ class GpuCkptService(ConfiguredApplication):
 
 
 def application(
-    auth: HubOAuth, census: Census, history: History, metrics: Metrics, actions: Actions
+    auth: HubOAuth,
+    census: Census,
+    history: History,
+    metrics: Metrics,
+    actions: Actions,
+    trusted_downstream: Sequence[str] = (),
 ) -> Application:
-    """All addresses of the service."""
+    """All addresses of the service; `trusted_downstream`: of proxies before the hub's."""
     shared = {"census": census, "history": history, "metrics": metrics, "actions": actions}
     routes: list[tuple[str, Any, dict[str, Any]]] = [
         (r"", pages.UsersPage, shared),
@@ -161,6 +178,7 @@ def application(
     return Application(
         [(re.escape(base) + path, handler, given) for path, handler, given in routes],
         cookie_secret=secrets.token_bytes(32),
+        trusted_downstream=frozenset(trusted_downstream),
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 from jupyterhub.services.auth import HubOAuthenticated, UserNotAllowed
+from tornado.httputil import HTTPServerRequest
 from tornado.log import app_log
 from tornado.web import HTTPError, RequestHandler
 
 from ..errors import CkptError
 from .service_actions import Actions
+from .service_audit import Doer
 from .service_census import Census
 from .service_history import History
 from .service_metrics import Metrics
@@ -66,6 +70,24 @@ def visitor_of(model: dict[str, Any]) -> Visitor:
     )
 
 
+def address_of(request: HTTPServerRequest, trusted: Collection[str]) -> str:
+    """From where a request comes, as the hub's proxy saw it.
+
+    Each proxy adds from where it got a request to ``X-Forwarded-For``; what is before that in it,
+    and in other headers, is anybody's. ``trusted`` are addresses of proxies before the hub's.
+    """
+    found = request.remote_ip or ""
+    for text in reversed(",".join(request.headers.get_list("X-Forwarded-For")).split(",")):
+        try:
+            address = ip_address(text.strip())
+        except ValueError:
+            break
+        found = str(getattr(address, "ipv4_mapped", None) or address)
+        if found not in trusted:
+            break
+    return found
+
+
 class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
     """Base of all handlers: nobody gets further without the hub's word.
 
@@ -92,9 +114,10 @@ class Handler(HubOAuthenticated, RequestHandler):  # type: ignore[misc]
         self.actions = actions
 
     @property
-    def who(self) -> tuple[str, str]:
+    def who(self) -> Doer:
         """For the audit log."""
-        return self.visitor.name, self.request.remote_ip or ""
+        address = address_of(self.request, self.settings["trusted_downstream"])
+        return Doer(self.visitor.name, "user" if self.visitor.is_user else "service", address)
 
     def set_default_headers(self) -> None:
         """Nothing from elsewhere, no caches."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..errors import CkptError
 from ..operations import now
-from .service_audit import Audit, Entry
+from .service_audit import Audit, Doer, Entry
 from .service_census import Census
 from .service_metrics import Metrics
 from .service_reading import Person, UserStores
@@ -39,22 +39,20 @@ class Actions:
         self._metrics = metrics
         self._audit = audit
         self._log = log
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._collecting: dict[str, asyncio.Task[None]] = {}
 
-    async def pin(self, by: str, address: str, person: Person, state: str, pinned: bool) -> None:
+    async def pin(self, by: Doer, person: Person, state: str, pinned: bool) -> None:
         """Pin a state, or unpin it; raises :class:`CkptError`."""
-        entry = self._entry(by, address, "pin" if pinned else "unpin", person, state=state)
+        entry = self._entry(by, "pin" if pinned else "unpin", person, state=state)
         await self._do(entry, person, lambda stores: stores.pin(state, pinned))
 
-    async def delete(self, by: str, address: str, person: Person, state: str) -> None:
+    async def delete(self, by: Doer, person: Person, state: str) -> None:
         """Delete a state; raises :class:`CkptError`."""
-        entry = self._entry(by, address, "delete", person, state=state)
+        entry = self._entry(by, "delete", person, state=state)
         await self._do(entry, person, lambda stores: stores.delete(state))
         self._collect(person)
 
-    async def expire(
-        self, by: str, address: str, person: Person, days: float, *, dry_run: bool
-    ) -> list[str]:
+    async def expire(self, by: Doer, person: Person, days: float, *, dry_run: bool) -> list[str]:
         """Delete states older than so many days; returns their ids; raises :class:`CkptError`."""
         if not 0 <= days <= MOST_DAYS:
             raise CkptError("bad_request", f"Days are a number from 0 to {MOST_DAYS}.")
@@ -65,15 +63,14 @@ class Actions:
         if dry_run:
             return await self._census.act(person, work)
         detail = f"older than {days:g} days"
-        entry = self._entry(by, address, "expire", person, detail=detail)
+        entry = self._entry(by, "expire", person, detail=detail)
         gone = await self._do(entry, person, work)
         self._collect(person)
         return gone
 
     def _entry(
         self,
-        by: str,
-        address: str,
+        by: Doer,
         action: str,
         person: Person,
         *,
@@ -82,13 +79,14 @@ class Actions:
     ) -> Entry:
         return Entry(
             at=now(),
-            by=by,
+            by=by.name,
+            by_kind=by.kind,
             action=action,
             user=person.name,
             state=state,
             detail=detail,
             result="begun",
-            from_address=address,
+            from_address=by.address,
         )
 
     async def _do(self, entry: Entry, person: Person, work: Callable[[UserStores], T]) -> T:
@@ -119,7 +117,9 @@ class Actions:
                 await self._census.act(person, lambda stores: stores.collect())
             except CkptError as error:
                 self._log.warning("The space of deleted states is not free yet: %s", error.message)
+            finally:
+                del self._collecting[person.name]
 
-        task = asyncio.create_task(collect())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        # What was deleted just now is left to a later one anyway: so one at a time will do.
+        if person.name not in self._collecting:
+            self._collecting[person.name] = asyncio.create_task(collect())

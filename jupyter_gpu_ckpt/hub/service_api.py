@@ -82,12 +82,12 @@ class StateApi(ApiHandler):
 
     async def patch(self, name: str, state: str) -> None:
         person, body = self.changeable(name), _decoded(self.request.body, _Pinned)
-        await self.actions.pin(*self.who, person, state, body.pinned)
+        await self.actions.pin(self.who, person, state, body.pinned)
         self.set_status(204)
 
     async def delete(self, name: str, state: str) -> None:
         person = self.changeable(name)
-        await self.actions.delete(*self.who, person, state)
+        await self.actions.delete(self.who, person, state)
         self.set_status(204)
 
 
@@ -96,7 +96,7 @@ class ExpireApi(ApiHandler):
 
     async def post(self, name: str) -> None:
         person, body = self.changeable(name), _decoded(self.request.body, _Expiry)
-        gone = await self.actions.expire(*self.who, person, body.days, dry_run=body.dry_run)
+        gone = await self.actions.expire(self.who, person, body.days, dry_run=body.dry_run)
         self.say({"states": gone, "dry_run": body.dry_run})
 
 

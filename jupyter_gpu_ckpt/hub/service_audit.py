@@ -6,10 +6,19 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from ..errors import CkptError
+
+
+class Doer(NamedTuple):
+    """Who asks for something: a user or a service of the hub, and from which address."""
+
+    name: str
+    kind: Literal["user", "service"]
+    address: str
 
 
 class Entry(msgspec.Struct, kw_only=True):
@@ -17,6 +26,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
     at: str
     by: str
+    by_kind: Literal["user", "service"] = "user"
     action: str
     user: str
     state: str | None = None

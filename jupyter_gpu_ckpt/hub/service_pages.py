@@ -137,7 +137,7 @@ class PinPage(ActionPage):
     async def post(self, name: str, state: str) -> None:
         person = self.changeable(name)
         pinned = self.get_body_argument("pinned") == "yes"
-        await self.actions.pin(*self.who, person, state, pinned)
+        await self.actions.pin(self.who, person, state, pinned)
         self.back(person, "pinned" if pinned else "unpinned")
 
 
@@ -154,7 +154,7 @@ class DeletePage(ActionPage):
 
     async def post(self, name: str, state: str) -> None:
         person = self.changeable(name)
-        await self.actions.delete(*self.who, person, state)
+        await self.actions.delete(self.who, person, state)
         self.back(person, "deleted")
 
 
@@ -163,7 +163,7 @@ class ExpirePage(ActionPage):
 
     async def get(self, name: str) -> None:
         person, days = self.changeable(name), self._days(self.get_query_argument("days", "30"))
-        going = set(await self.actions.expire(*self.who, person, days, dry_run=True))
+        going = set(await self.actions.expire(self.who, person, days, dry_run=True))
         report = await self.census.one(person)
         self.show(
             "expire.html",
@@ -176,7 +176,7 @@ class ExpirePage(ActionPage):
 
     async def post(self, name: str) -> None:
         person, days = self.changeable(name), self._days(self.get_body_argument("days"))
-        await self.actions.expire(*self.who, person, days, dry_run=False)
+        await self.actions.expire(self.who, person, days, dry_run=False)
         self.back(person, "expired")
 
     @staticmethod

@@ -26,6 +26,7 @@ from ..store.upkeep import Listing
 from .keys import user_key
 from .names import filled
 from .service_guard import check_records
+from .service_places import ServerPlaces
 from .service_records import FailureRow, KernelRow, KernelStatus, StateRow, UserReport
 from .settings import GpuCkptHub
 
@@ -97,6 +98,10 @@ class UserStores:
         self._tiers = tiers
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
+        self._places = ServerPlaces(
+            hub.store_url or "", hub.store_options, person.name, timeout=_TIMEOUT
+        )
+        self._found: list[str] = []
         self.person = person
 
     def read(self) -> UserReport:
@@ -113,6 +118,8 @@ class UserStores:
             allowed=self._hub.allows(user, groups),
             quota=self._hub.quota_of(user, groups),
         )
+        with suppress(Exception):  # what cannot be reached is said below
+            self._found = self._places.find()
         for opened in self._stores():
             with self._at(opened):
                 self._read(opened, report)
@@ -159,6 +166,7 @@ class UserStores:
 
     def close(self) -> None:
         """Nothing is asked of them any more."""
+        self._places.close()
         for opened in self._opened.values():
             with suppress(CkptError):
                 opened.store.stop(0.0)
@@ -227,7 +235,7 @@ class UserStores:
     def _stores(self) -> list[_Opened]:
         servers: tuple[str, ...] = ("",)
         if "{servername}" in (self._hub.store_url or ""):
-            servers = ("", *(name for name in self.person.servers if name))
+            servers = tuple(dict.fromkeys(("", *self.person.servers, *self._found)))
         with self._lock:
             return [self._open(server) for server in servers]
 

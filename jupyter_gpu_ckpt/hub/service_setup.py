@@ -46,9 +46,12 @@ def add_admin_page(
         Seconds between two readings of all stores.
     """
     settings = GpuCkptHub(config=c).trait_values(config=True)
-    text = msgspec.json.encode(
-        {"hub": settings, "service": {"folder": str(folder), "interval": interval}}
-    ).decode()
+    service = {
+        "folder": str(folder),
+        "interval": interval,
+        "trusted_downstream_ips": [*(c.JupyterHub.get("trusted_downstream_ips") or ())],
+    }
+    text = msgspec.json.encode({"hub": settings, "service": service}).decode()
     c.JupyterHub.services.append(
         {
             "name": name,

@@ -19,7 +19,9 @@ from traitlets import TraitError
 from traitlets.config import Config, LazyConfigValue
 
 from ..limits import VARIABLE
+from .granting import turns_folder
 from .names import filled
+from .pods import add_pod_hook
 from .settings import GpuCkptHub
 
 #: Seconds that a server may take beyond its saves and uploads: what else it ends, a slow machine.
@@ -34,6 +36,8 @@ _SPANS: Final = {
 }  # fmt: skip
 _LOCAL: Final = ("SudoSpawner", "SimpleLocalProcessSpawner", "LocalProcessSpawner")
 _DOCKER: Final = ("SystemUserSpawner", "DockerSpawner")
+#: Docker's volume, on each of its machines, with the turns of ``saves_per_node``.
+_TURNS: Final = "jupyter-gpu-ckpt-turns"
 
 
 def prepare(c: Config, hub: GpuCkptHub) -> str | None:
@@ -113,9 +117,10 @@ def _timespan(value: Any) -> float:
 
 
 def docker(c: Config, hub: GpuCkptHub) -> None:
-    """DockerSpawner and SystemUserSpawner: capabilities, no seccomp filter, time to stop, folder.
+    """DockerSpawner and SystemUserSpawner: capabilities, no seccomp filter, time to stop, folders.
 
-    Where states are in a folder of the machine, each container gets its user's own.
+    Where states are in a folder of the machine, each container gets its user's own, and all of a
+    machine have the turns of ``saves_per_node`` in common.
     """
     names = _set_in(c, _DOCKER, "extra_host_config"), _set_in(c, _DOCKER, "extra_create_kwargs")
     host, create = (c[name] for name in names)
@@ -132,13 +137,19 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
         options = base.get("security_opt") or []
         if not any(str(option).startswith("seccomp") for option in options):
             base["security_opt"] = [*options, "seccomp=unconfined"]
+        more = {}
         if folder is not None:
             path = filled(folder, spawner.user.name, spawner.name)
+            more[path] = path
+        if hub.saves_per_node:
+            more[_TURNS] = turns_folder(hub)
+        if more:
             binds = base.get("binds")
             if isinstance(binds, list):
-                base["binds"] = [*binds, f"{path}:{path}:rw"]
+                base["binds"] = [*binds, *(f"{here}:{there}:rw" for here, there in more.items())]
             else:
-                base["binds"] = {**(binds or {}), path: {"bind": path, "mode": "rw"}}
+                added = {here: {"bind": there, "mode": "rw"} for here, there in more.items()}
+                base["binds"] = {**(binds or {}), **added}
         return base
 
     host.extra_host_config = host_config
@@ -158,7 +169,10 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
 
 
 def kubernetes(c: Config, hub: GpuCkptHub) -> None:
-    """KubeSpawner: capabilities that take effect, no seccomp filter, a pod that may end slowly."""
+    """KubeSpawner: capabilities that take effect, no seccomp filter, a pod that may end slowly.
+
+    The key comes from a Secret, and the turns of ``saves_per_node`` are the node's.
+    """
     _folder(hub, one_user=True)
     section = c.KubeSpawner
     before = _set(section.get("container_security_context"))
@@ -175,6 +189,8 @@ def kubernetes(c: Config, hub: GpuCkptHub) -> None:
         return base
 
     section.container_security_context = security_context
+    if hub.master_key() is not None or hub.saves_per_node:
+        add_pod_hook(c, hub, _gets_rights)
     # Of one second, that is; and as long as it takes the hub waits for the pod to go.
     _at_least(c, ("KubeSpawner",), "delete_grace_period", 1, grace(hub))
     _at_least(c, ("KubeSpawner",), "start_timeout", 60, grace(hub) + _SEEN)

@@ -160,6 +160,20 @@ def test_a_jobs_own_features_are_needed_too(
     assert made.req_options == expected
 
 
+def test_what_is_chosen_after_a_failed_start_counts(states: Path) -> None:
+    c = configured("batchspawner.SlurmSpawner", states, "require")
+    c.GpuCkptHub.slurm_features = {A100: "a100"}
+    configure(c)
+    made, _ = job(c)
+    made.user, made.req_options = user("anna"), "--nice=5"
+    asyncio.run(made.run_pre_spawn_hook())
+    assert made.req_options == "--nice=5 --constraint=a100"
+    made.req_options = "--mem=4G"
+    for _ in range(2):
+        asyncio.run(made.run_pre_spawn_hook())
+        assert made.req_options == "--mem=4G --constraint=a100"
+
+
 def test_a_store_that_cannot_be_read_keeps_no_server_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 from traitlets.config import Config
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.hub import GpuCkptHub, add_admin_page, service_census
 from jupyter_gpu_ckpt.hub.keys import user_key
+from jupyter_gpu_ckpt.hub.service_access import address_of
 from jupyter_gpu_ckpt.hub.service_actions import Actions
-from jupyter_gpu_ckpt.hub.service_audit import Audit
+from jupyter_gpu_ckpt.hub.service_audit import Audit, Doer
 from jupyter_gpu_ckpt.hub.service_census import Census
 from jupyter_gpu_ckpt.hub.service_history import ALL, History, Sample
 from jupyter_gpu_ckpt.hub.service_metrics import Metrics
@@ -203,6 +205,61 @@ def test_each_named_server_may_have_a_store_of_its_own(root: Path, tmp_path: Pat
     assert StateStore(root / "alice" / "_", "alice").states() == []
 
 
+def test_states_of_a_server_that_the_hub_has_deleted_are_still_seen(
+    root: Path, tmp_path: Path
+) -> None:
+    for server in ("_", "gpu", "%2E.", "not%2a one"):
+        folder = root / "alice" / f"on-{server}"
+        folder.mkdir(parents=True, mode=0o700)
+        User(folder, "alice").state(f"kernel-{server[:3]}", "a.ipynb", ago(days=9))
+    url = f"{root}/{{username}}/on-{{servername}}"
+    stores = UserStores(GpuCkptHub(store_url=url), Person("alice"), tmp_path)
+    found = {state.server: state.id for state in stores.read().states}
+    assert set(found) == {"", "gpu", ".."}, "a folder that stands for no server is none"
+    stores.delete(found["gpu"])
+    assert {state.server for state in stores.read().states} == {"", ".."}
+    # Where a folder holds servers of several users none is looked for.
+    shared = GpuCkptHub(store_url=f"{root}/{{servername}}/{{username}}")
+    assert UserStores(shared, Person("alice"), tmp_path).read().states == []
+
+
+def test_a_user_who_asks_for_much_at_once_has_one_thread(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    User(root, "alice")
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, ["alice"])
+    lock, at_once = threading.Lock(), []
+
+    def work(stores: UserStores) -> int:
+        assert lock.acquire(blocking=False), "another one is at it"
+        at_once.append(stores.person.name)
+        threading.Event().wait(0.01)
+        lock.release()
+        return len(at_once)
+
+    async def ask() -> list[int]:
+        return await asyncio.gather(*(census.act(Person("alice"), work) for _ in range(20)))
+
+    assert sorted(asyncio.run(ask())) == [*range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, "127.0.0.1"),
+        ({"X-Real-Ip": "6.6.6.6"}, "127.0.0.1"),
+        ({"X-Forwarded-For": "6.6.6.6, ::ffff:10.0.0.7"}, "10.0.0.7"),
+        ({"X-Forwarded-For": "6.6.6.6, 10.0.0.7, 10.0.0.1"}, "10.0.0.7"),
+        ({"X-Forwarded-For": "6.6.6.6, made up, 10.0.0.1"}, "10.0.0.1"),
+    ],
+)
+def test_an_address_is_the_proxys_word(headers: dict[str, str], expected: str) -> None:
+    line = RequestStartLine("GET", "/", "HTTP/1.1")
+    request = HTTPServerRequest(start_line=line, headers=HTTPHeaders({"Host": "hub", **headers}))
+    request.remote_ip = "127.0.0.1"
+    assert address_of(request, {"10.0.0.1"}) == expected
+
+
 def test_usage_is_kept_by_the_hour_then_by_the_day(tmp_path: Path) -> None:
     history = History(tmp_path / "usage.sqlite")
     now = (time.time() // DAY) * DAY
@@ -279,7 +336,8 @@ def test_nothing_is_done_that_cannot_be_noted_before(root: Path, tmp_path: Path)
 
     async def delete() -> None:
         actions = Actions(census, Metrics(census), Audit(audit, log), log)
-        await actions.delete("admin", "127.0.0.1", Person("alice"), state)
+        by = Doer("admin", "user", "127.0.0.1")
+        await actions.delete(by, Person("alice"), state)
 
     with pytest.raises(CkptError, match="nothing was done"):
         asyncio.run(delete())

@@ -37,13 +37,20 @@ GRAFANA = REPOSITORY / "docs" / "jupyterhub" / "grafana.json"
 ROLES = """
 c.JupyterHub.load_roles += [
     {"name": "readers", "scopes": ["custom:gpu-ckpt:read"], "users": ["reader"]},
+    {
+        "name": "operators", "services": ["operator"],
+        "scopes": ["custom:gpu-ckpt:manage", "access:services!service=gpu-ckpt"],
+    },
     {"name": "managers", "scopes": ["custom:gpu-ckpt:manage"], "users": ["manager"]},
     {
         "name": "prometheus", "services": ["prometheus"],
         "scopes": ["custom:gpu-ckpt:metrics", "access:services!service=gpu-ckpt"],
     },
 ]
-c.JupyterHub.services.append({"name": "prometheus", "api_token": "token-of-prometheus"})
+c.JupyterHub.services += [
+    {"name": "prometheus", "api_token": "token-of-prometheus"},
+    {"name": "operator", "api_token": "token-of-operator"},
+]
 from jupyter_gpu_ckpt.hub import add_admin_page
 """
 
@@ -213,6 +220,13 @@ def test_what_is_done_needs_the_pages_own_form_and_is_in_the_audit_log(
     assert StateStore(world.store, "bob").states() == []
     assert admin.post_form(f"{url}/delete", asked).status_code == 404
 
+    # Anybody can write a header; what the hub's proxy adds to another one counts.
+    alices = f"api/users/alice/states/{world.states['new']}"
+    forged = {"X-Real-Ip": "6.6.6.6", "X-Forwarded-For": "6.6.6.6"}
+    headers = {"Authorization": "token token-of-operator", **forged}
+    answer = requests.patch(world.page(alices), headers=headers, json={"pinned": False}, timeout=30)
+    assert answer.status_code == 204
+
     audit = world.folder / "audit.jsonl"
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     about_bob = [line for line in lines if line["user"] == "bob" and line["state"] == here]
@@ -220,7 +234,9 @@ def test_what_is_done_needs_the_pages_own_form_and_is_in_the_audit_log(
         ("pin", "begun"), ("pin", "done"), ("delete", "begun"), ("delete", "done"),
         ("delete", "begun"), ("delete", "unknown_state"),
     ]  # fmt: skip
-    assert {line["by"] for line in about_bob} == {"admin"}
+    assert {(line["by"], line["by_kind"]) for line in about_bob} == {("admin", "user")}
+    assert (lines[-1]["by"], lines[-1]["by_kind"]) == ("operator", "service")
+    assert {line["from_address"] for line in lines} == {"127.0.0.1"}
     assert stat.S_IMODE(audit.stat().st_mode) == 0o600
     assert stat.S_IMODE(world.folder.stat().st_mode) == 0o700
 

@@ -192,6 +192,16 @@ def test_a_container_may_save_kernels_and_has_its_users_folder_only() -> None:
     assert VARIABLE in docker.asked["environment"]
 
 
+def test_containers_of_a_machine_save_in_turns() -> None:
+    c = told(
+        "docker",
+        GpuCkptHub={"saves_per_node": 2},
+        DockerSpawner={"volumes": {"work-{username}": "/work"}},
+    )
+    turns = "jupyter-gpu-ckpt-turns:/tmp/jupyter-gpu-ckpt-turns:rw"
+    assert sorted(Docker(DockerSpawner, c).host["Binds"]) == [turns, "work-anna:/work:rw"]
+
+
 def test_a_system_users_container_too() -> None:
     c = told(SystemUserSpawner, GpuCkptHub={"store_url": "/shared/states"})
     docker = Docker(SystemUserSpawner, c, user=user(NAME))
