@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness import server as servers
 from tests.harness.node import REPOSITORY
-from tests.harness.s3 import S3Server
+from tests.harness.s3 import ObjectServer, S3Server
 from tests.harness.server import Home, shared_folder
 from tests.harness.user import User
 
@@ -51,6 +51,31 @@ def s3_server() -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[ObjectServer]:
+    from tests.harness.gcs import GcsServer
+
+    server = GcsServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[ObjectServer]:
+    from tests.harness.azure import AzureServer
+
+    server = AzureServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def system(request: pytest.FixtureRequest) -> ObjectServer:
+    """The server of a test: of S3, unless the test says otherwise."""
+    server: ObjectServer = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_server")
+    return server
 
 
 @pytest.fixture(scope="session")

@@ -218,7 +218,26 @@ def options(port: int) -> dict[str, Any]:
     return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{port}"}
 
 
-Kind = Literal["503", "cut request", "cut response", "short response", "lost put", "hang"]
+Kind = Literal[
+    "401", "403", "503", "cut request", "cut response", "short response", "lost put", "hang"
+]
+#: What a server says that takes no request: S3's words for too many, Google's for the others.
+_REFUSALS: dict[str, tuple[bytes, bytes]] = {
+    "401": (
+        b"Unauthorized",
+        b'{"error": {"code": 401, "message": "Invalid Credentials",'
+        b' "errors": [{"reason": "authError", "location": "Authorization"}]}}',
+    ),
+    "403": (
+        b"Forbidden",
+        b'{"error": {"code": 403, "message": "ada@example.org does not have'
+        b' storage.objects.create access to the Google Cloud Storage object."}}',
+    ),
+    "503": (
+        b"Slow Down",
+        b"<Error><Code>SlowDown</Code><Message>Slow down.</Message></Error>",
+    ),
+}
 
 
 class Request(NamedTuple):
@@ -347,12 +366,13 @@ class Proxy:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if fault == "hang":
             await asyncio.sleep(600)
-        if fault in ("503", "lost put"):
+        if fault in _REFUSALS or fault == "lost put":
             await reader.readexactly(size)
             answer = b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: 0\r\n\r\n'
-            if fault == "503":
-                text = b"<Error><Code>SlowDown</Code><Message>Slow down.</Message></Error>"
-                answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: %d\r\n\r\n" % len(text) + text
+            if fault != "lost put":
+                why, text = _REFUSALS[fault]
+                first = b"HTTP/1.1 %s %s" % (fault.encode(), why)
+                answer = first + b"\r\nContent-Length: %d\r\n\r\n" % len(text) + text
             writer.write(answer)
             await writer.drain()
             return True

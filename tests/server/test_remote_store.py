@@ -1,4 +1,4 @@
-"""Servers whose states are on S3: the disk of one is lost, and another brings its kernel back."""
+"""Servers whose states are elsewhere: the disk of one is lost, another brings its kernel back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from jupyter_gpu_ckpt.store.objects import Objects
 from tests.harness.client import wait_for
-from tests.harness.s3 import Proxy, S3Server, options
+from tests.harness.s3 import ObjectServer, Proxy, S3Server, options
 from tests.harness.server import Home, JupyterServer
 from tests.server.race import one_gets_it
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 
 
 def config(url: str, port: int, disk: Path, **more: Any) -> dict[str, Any]:
-    """Configuration of a server on a node with this disk."""
+    """Configuration of a server on a node with this disk, whose states are on S3."""
     given = {
         "store_url": url,
         "store_options": options(port),
@@ -37,17 +37,24 @@ def url(s3_server: S3Server) -> str:
     return f"s3://{s3_server.bucket}/{secrets.token_hex(4)}/{{username}}"
 
 
-def uploaded(url: str, s3_server: S3Server) -> list[str]:
+def uploaded(url: str, system: ObjectServer) -> list[str]:
     """Names of the states' manifests that have arrived."""
-    objects = Objects(url.replace("{username}", "ada/ada"), options(s3_server.port))
+    objects = Objects(url.replace("{username}", "ada/ada"), system.options(system.port))
     try:
         return [name for name in objects.list("kernels") if "/states/" in name]
     finally:
         objects.close()
 
 
-def test_a_lost_disk(home: Home, shared: Path, url: str, s3_server: S3Server) -> None:
-    with JupyterServer(home, config=config(url, s3_server.port, shared / "disk-a")) as server:
+@pytest.mark.parametrize("system", ["s3", "gcs", "azure"], indirect=True)
+def test_a_lost_disk(home: Home, shared: Path, system: ObjectServer) -> None:
+    url = f"{system.protocol}://{system.bucket}/{secrets.token_hex(4)}/{{username}}"
+    there = system.options(system.port)
+
+    def given(disk: str) -> dict[str, Any]:
+        return config(url, system.port, shared / disk, store_options=there)
+
+    with JupyterServer(home, config=given("disk-a")) as server:
         kernel = server.client.start(home.add_notebook("book.ipynb"))
         kernel.run("import os; data = os.urandom(5 << 20); import hashlib; x = 41")
         digest = kernel.run("print(hashlib.sha256(data).hexdigest())")
@@ -55,10 +62,10 @@ def test_a_lost_disk(home: Home, shared: Path, url: str, s3_server: S3Server) ->
         state = server.client.save(kernel)["state_id"]
         events.wait_for("kernel", action="state_durable", kernel_id=kernel.id, state_id=state)
         (listed,) = server.client.states()
-        assert listed["durable"] and uploaded(url, s3_server)
+        assert listed["durable"] and uploaded(url, system)
         server.kill()
     shutil.rmtree(shared / "disk-a")
-    with JupyterServer(home, config=config(url, s3_server.port, shared / "disk-b")) as server:
+    with JupyterServer(home, config=given("disk-b")) as server:
         (lost,) = server.client.wait_lost(1)
         assert (lost["kernel_id"], lost["state"]["id"]) == (kernel.id, state)
         server.client.restore_lost(kernel.id)

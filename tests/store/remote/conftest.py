@@ -1,4 +1,4 @@
-"""Servers for the session, and for each test a folder of a bucket behind a proxy of its own."""
+"""For each test a folder of a bucket behind a proxy of its own; the servers are the session's."""
 
 from __future__ import annotations
 
@@ -15,31 +15,6 @@ Connect = Callable[..., Objects]
 #: For tests of what all systems must do. The others, of what happens above one system's client,
 #: run on S3 alone.
 everywhere = pytest.mark.parametrize("system", ["s3", "gcs", "azure"], indirect=True)
-
-
-@pytest.fixture(scope="session")
-def gcs_server() -> Iterator[ObjectServer]:
-    from tests.harness.gcs import GcsServer
-
-    server = GcsServer()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="session")
-def azure_server() -> Iterator[ObjectServer]:
-    from tests.harness.azure import AzureServer
-
-    server = AzureServer()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def system(request: pytest.FixtureRequest) -> ObjectServer:
-    """The server of a test: of S3, unless the test says otherwise."""
-    server: ObjectServer = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_server")
-    return server
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 import pytest
@@ -137,7 +139,7 @@ def test_nobody_there_is_one_clear_error_in_time(connect: Connect, proxy: Proxy)
 def test_wrong_credentials_are_not_tried_again(
     url: str, system: ObjectServer, proxy: Proxy
 ) -> None:
-    """Not with Google's protocol: its server for tests looks at no credentials."""
+    """Google's server for tests looks at no credentials; see the next test."""
     objects = Objects(url, system.wrong_options(proxy.port))
     with pytest.raises(CkptError, match="does not work") as denied:
         objects.put("a", b"1")
@@ -146,6 +148,29 @@ def test_wrong_credentials_are_not_tried_again(
     assert "\n" not in denied.value.message
     for secret in ("wrong", "d3Jvbmc"):
         assert secret not in f"{denied.value.message} {denied.value.details}"
+
+
+@pytest.mark.parametrize("system", ["gcs"], indirect=True)
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_refusals_of_google_are_not_tried_again(
+    connect: Connect, system: ObjectServer, proxy: Proxy, status: Literal["401", "403"]
+) -> None:
+    objects = connect(timeout=20)
+    asks: dict[str, Callable[[], object]] = {
+        "/upload/": lambda: objects.put("a", b"1"),
+        "/o/": lambda: objects.get("a"),
+        "prefix=": lambda: objects.list("packs"),
+    }
+    for path, ask in asks.items():
+        proxy.fault(status, path=path, times=9)
+        with pytest.raises(CkptError, match="does not work") as denied:
+            ask()
+        assert denied.value.reason == "store_unavailable" and denied.value.hint is not None
+        assert "Check the credentials" in denied.value.hint
+        assert "\n" not in denied.value.message
+        assert proxy.count(path=path) == 1
+        proxy.heal()
+        proxy.requests.clear()
 
 
 @everywhere
