@@ -69,10 +69,10 @@ class GpuNode:
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"ready\n"
+        #: What a command begins with to run on this node.
+        self.enter = ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt"]
         self.program = folder / "kernel-capture"
-        self.program.write_text(
-            f'#!/bin/sh\nexec nsenter --mount=/proc/{self._holder.pid}/ns/mnt {binary()} "$@"\n'
-        )
+        self.program.write_text(f'#!/bin/sh\nexec {" ".join(self.enter)} {binary()} "$@"\n')
         self.program.chmod(0o755)
 
     def kernel(self, folder: Path, source: str, **environment: str) -> Kernel:
