@@ -28,6 +28,7 @@ from .models import (
     State,
 )
 from .outside import Outside
+from .parked import Parked
 from .recovery import LostRecord
 from .rights import rights
 from .saved_gpus import GpuHere, SavedGpu, SavedGpus
@@ -177,6 +178,7 @@ def kernel(
     restored_from: RestoredFrom | None = None,
     *,
     hibernated: bool = False,
+    parked: Parked | None = None,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
     if hibernated:
@@ -196,6 +198,7 @@ def kernel(
         last_state=None if newest is None else state(newest),
         operation=operation,
         restored_from=restored_from,
+        parked=parked,
     )
 
 

@@ -150,6 +150,19 @@ class HeldMessage:
         self._say("shell", "execute_reply", reply, header)
         self._say("iopub", "status", {"execution_state": "idle"}, header)
 
+    def tell(self, text: str | None) -> None:
+        """Let an execute request's cell show a line while it waits; ``None`` takes it away."""
+        try:
+            header, _ = self._read()
+            if header["msg_type"] != "execute_request":
+                return
+        except _MALFORMED:
+            return
+        if text is None:
+            self._say("iopub", "clear_output", {"wait": False}, header)
+        else:
+            self._say("iopub", "stream", {"name": "stderr", "text": f"{text}\n"}, header)
+
     def tell_starting(self) -> None:
         """Let the page show that the kernel is on its way."""
         self._say("iopub", "status", {"execution_state": "starting"}, {})

@@ -23,6 +23,7 @@ from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
+from .parking import Parking
 from .replacing import Replacements
 from .restoring import Restore
 from .saving import Save
@@ -63,6 +64,7 @@ class Hibernation:
         self.replacements = Replacements(keeper)
         #: What is sent to kernels that the server does not hear yet.
         self.unheard = Unheard(self, keeper.log)
+        self.parking = Parking(keeper)
         #: How many messages went to each kernel: one that came during a save ends a hibernation.
         self._passed: Counter[str] = Counter()
         #: Whether what is sent to a kernel passes through this server, and so can wake it.
@@ -321,8 +323,8 @@ class Hibernation:
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is None:
             self._passed[kernel_id] += 1
-            kept = self.replacements.holds(kernel_id, message)
-            return kept or self.unheard.holds(kernel_id, message)
+            keepers = (self.replacements, self.unheard, self.parking)
+            return any(one.holds(kernel_id, message) for one in keepers)
         if not sleeper.held.add(message):
             message.refuse(CkptError("busy", "Too much waits for the kernel to wake."))
             return True
@@ -342,7 +344,7 @@ class Hibernation:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
         self._passed.pop(kernel_id, None)
         self.replacements.stopping(kernel_id)
-        held = self.unheard.ended(kernel_id)
+        held = self.unheard.ended(kernel_id) + self.parking.ended(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             self._forget(sleeper)
@@ -353,6 +355,7 @@ class Hibernation:
     def interrupted(self, kernel_id: str) -> None:
         """Somebody interrupts the kernel: cells that wait for it do so in vain."""
         held = self.replacements.taken(kernel_id) + self.unheard.taken(kernel_id)
+        held += self.parking.taken(kernel_id)
         sleeper = self._sleepers.get(kernel_id)
         if sleeper is not None:
             held += sleeper.held.take(only_cells=True)

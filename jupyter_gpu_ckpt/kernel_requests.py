@@ -156,6 +156,8 @@ class KernelRequests:
             return None
         if work.is_running:
             return "The kernel was in the middle of a cell: before_save callbacks were not called."
+        if work.kernel.parked is not None:
+            return "The kernel is parked: before_save callbacks were not called."
         number, event = uuid.uuid4().hex, asyncio.Event()
         self._waiting[number] = event
         try:

@@ -11,10 +11,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .outside import Outside
+from .parked import Parked
 from .saved_gpus import SavedGpus
 
 OperationStatus = Literal["pending", "running", "done", "failed", "cancelled"]
-OperationKind = Literal["save", "restore", "verify"]
+OperationKind = Literal["save", "restore", "verify", "park", "unpark"]
 RestoreMode = Literal["rollback", "new"]
 ContentsKind = Literal["anon", "python", "libraries", "shared", "gpu", "files", "other"]
 Phase = Literal[
@@ -26,6 +27,7 @@ Phase = Literal[
     "restoring",
     "connecting",
     "verifying",
+    "moving",
     "finished",
 ]
 
@@ -193,7 +195,7 @@ class Verification(msgspec.Struct):
 
 
 class OperationResult(msgspec.Struct, frozen=True):
-    """What a finished operation achieved."""
+    """What a finished operation achieved; of ``park`` and ``unpark`` ``state_id`` is empty."""
 
     state_id: str
     kernel_id: str
@@ -209,7 +211,7 @@ class Operation(msgspec.Struct):
 
     ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
     ``shutdown``, ``preemption``, ``cull``, ``hibernate``); for restores ``death``, ``lost`` or
-    ``wake``.
+    ``wake``; for a park ``room`` (another kernel needs it), for an unpark ``execute``.
 
     ``phases`` says how many seconds after ``started`` each phase began that it has come to.
     """
@@ -256,8 +258,7 @@ class Kernel(msgspec.Struct, frozen=True):
 
     ``execution_state`` is Jupyter's, or ``hibernated``: its process was ended, and it wakes when it
     is needed.
-
-    ``restored_from`` is null for a kernel that was started empty.
+    ``restored_from`` is null for a kernel that was started empty, ``parked`` unless it is that.
     """
 
     id: str
@@ -270,6 +271,7 @@ class Kernel(msgspec.Struct, frozen=True):
     last_state: State | None
     operation: Operation | None
     restored_from: RestoredFrom | None = None
+    parked: Parked | None = None
 
 
 class LostKernel(msgspec.Struct, frozen=True):

@@ -32,6 +32,13 @@ T = TypeVar("T")
 #: Threads of our own: a restore may wait in one for minutes, and the loop's default ones are few.
 _WORKERS: Final = ThreadPoolExecutor(max_workers=64, thread_name_prefix="gpu-ckpt")
 
+_DOING: Final[dict[OperationKind, str]] = {
+    "save": "being saved",
+    "restore": "being restored",
+    "verify": "being verified",
+    "park": "being parked",
+    "unpark": "getting its GPU back",
+}
 _FINAL: Final = frozenset({"done", "failed", "cancelled"})
 
 
@@ -197,7 +204,7 @@ class Operations:
         """Raise CkptError ``busy`` when an operation runs on this kernel."""
         run = self.running(kernel_id)
         if run is not None:
-            doing = "being saved" if run.model.kind == "save" else "being restored"
+            doing = _DOING[run.model.kind]
             raise CkptError(
                 "busy",
                 f"This kernel is already {doing}.",
@@ -298,7 +305,7 @@ class Operations:
         model.finished = now()
         if error is None:
             if model.result is not None:
-                model.state_id = model.result.state_id
+                model.state_id = model.result.state_id or None
             model.phase, model.progress, model.status = "finished", 1.0, "done"
         else:
             model.error = ErrorBody(**_body(error))

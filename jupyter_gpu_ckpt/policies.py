@@ -109,13 +109,15 @@ class Policies:
         metrics.forget(kernel_id)
 
     def operation_ended(self, run: Run) -> None:
-        """A save or a restore is over, whoever asked for it."""
+        """An operation is over, whoever asked for it."""
         metrics.count(run.model)
         self._failed.ended(run.model)
         work, model = self.work_of(run.model.kernel_id), run.model
         if work is None:
             return
-        if model.kind == "restore":
+        if model.kind not in ("save", "restore"):
+            pass  # nothing of its work is in a state now that was not before
+        elif model.kind == "restore":
             if model.status == "done":
                 if (origin := work.kernel.restored_from) is not None:
                     metrics.restored(work.kernel.kernel_id, origin.created)

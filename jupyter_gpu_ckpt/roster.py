@@ -135,6 +135,7 @@ class Roster:
             operation,
             tracked.restored_from if tracked is not None else None,
             hibernated=hibernated,
+            parked=tracked.parked if tracked is not None else None,
         )
 
     def _why_not(self, kernel_id: str) -> CkptError | None:

@@ -95,6 +95,20 @@ class GpuCkpt(PlaceSettings):
         help="Seconds that a save waits for the end of what a kernel has running on a GPU, and a "
         "restore for room on the GPU; default 30. After that nothing has changed.",
     )
+    unpark_timeout = Float(
+        600.0,
+        min=_SHORTEST,
+        max=_LONGEST,
+        config=True,
+        help="Seconds that a parked kernel, and a cell that needs it, wait for room on its GPU; "
+        "default 600. After that the cell ends with an error, and the kernel stays parked.",
+    )
+    park_others = Bool(
+        False,
+        config=True,
+        help="Whether idle kernels of this server are parked where another one waits for room on "
+        "their GPU, least recently used first.",
+    )
     hold_timeout = Float(
         10.0,
         min=_SHORTEST,

@@ -9,6 +9,7 @@ from typing import Any
 from .capture.supervisor import Supervisor
 from .deaths import DeathPolicy
 from .models import RestoredFrom
+from .parked import Parked
 from .provisioner import GpuCkptProvisioner
 from .watch import Activity, KernelWatch, WatchListener
 
@@ -44,6 +45,18 @@ class TrackedKernel:
         self.watch: KernelWatch | None = None
         #: The state that the process came out of.
         self.restored_from: RestoredFrom | None = None
+        self._parked: tuple[Parked, Supervisor | None] | None = None
+
+    @property
+    def parked(self) -> Parked | None:
+        """What it has in host memory, where its process is parked; another one never is."""
+        if self._parked is None or self._parked[1] is not self.provisioner.supervisor:
+            return None
+        return self._parked[0]
+
+    @parked.setter
+    def parked(self, parked: Parked | None) -> None:
+        self._parked = None if parked is None else (parked, self.provisioner.supervisor)
 
     @property
     def km(self) -> Any:

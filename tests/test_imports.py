@@ -23,11 +23,12 @@ FACES = {"app", "handlers", "cli", "hub"}
 BOTTOM = {"capture", "store"}
 #: Below `capture`, which asks whether a state's GPU memory fits.
 GPUS = {"gpus"}
-WORDS = {"errors", "models", "moments", "outside", "progress", "saved_gpus"}
+WORDS = {"errors", "models", "moments", "outside", "parked", "progress", "saved_gpus"}
 GENERATED = {"_version"}
 #: Imports between neighbours that the design allows.
 ALLOWED = {
-    ("app", "handlers"), ("models", "errors"), ("models", "outside"), ("models", "saved_gpus"),
+    ("app", "handlers"), ("models", "errors"), ("models", "outside"), ("models", "parked"),
+    ("models", "saved_gpus"),
 }  # fmt: skip
 
 JUPYTER = {

@@ -1,4 +1,4 @@
-"""Runs ``kernel-capture``: finding it, ``probe`` and ``dump``."""
+"""Runs ``kernel-capture``: finding it, ``probe``, ``dump``, ``park`` and ``unpark``."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from ..errors import CkptError
+from ..gpus.inventory import GpuUse
 from .explain import explain
 from .files import discard_links
+from .gpu_words import Move, move_error
 from .protocol import MAX_LINE, DumpResult, Probe, dump_result, parse_event
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Seconds that ``kernel-capture`` gets to undo a dump before it is ended; its guard thaws the tree.
 UNDO_GRACE: Final = 30.0
@@ -169,8 +173,74 @@ class KernelCapture:
             command += ["--window-dir", directory]
         command += ["--window-timeout", f"{window_timeout:.3f}"]
         command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
+        process = await self._start(command)
+        transaction = _Transaction(process, _explain_save, on_window, progress)
+        done = False
         try:
-            process = await asyncio.create_subprocess_exec(
+            event = await transaction.run(cancel, timeout + window_timeout + UNDO_GRACE)
+            result = _understood(lambda: dump_result(event))
+            done = True
+        finally:
+            await _uncancelled(transaction.finish())
+            if not done:
+                discard_links(images_dir)
+        return result
+
+    async def move_gpu(
+        self,
+        what: Move,
+        pid: int,
+        *,
+        timeout: float,
+        gpu_timeout: float,
+        needs: Mapping[str, int] | None = None,
+        cancel: asyncio.Event | None = None,
+    ) -> GpuUse | None:
+        """Move the GPU memory of the tree below ``pid`` to host memory (``park``), or back.
+
+        Where that fails, the kernel is as it was before.
+
+        Parameters
+        ----------
+        what
+            ``park`` or ``unpark``.
+        pid
+            The kernel's process id.
+        timeout
+            Seconds that it may take.
+        gpu_timeout
+            Seconds that a park waits for the end of what runs on a GPU, and an unpark for room.
+        needs
+            Bytes that must be free on each GPU (UUID) before an unpark is tried.
+        cancel
+            Set it to undo a park.
+
+        Returns
+        -------
+        GpuUse or None
+            What was moved; ``None``: the tree has nothing on a GPU.
+
+        Raises
+        ------
+        CkptError
+            See :func:`~jupyter_gpu_ckpt.capture.gpu_words.move_error`.
+        """
+        command = [str(self.path), what, "--pid", str(pid)]
+        command += ["--timeout", f"{timeout:.3f}", "--gpu-timeout", f"{gpu_timeout:.3f}"]
+        for uuid, size in (needs or {}).items():
+            command += ["--gpu-need", f"{uuid}={size}"]
+        transaction = _Transaction(
+            await self._start(command), lambda event: move_error(what, event), None, None
+        )
+        try:
+            event = await transaction.run(cancel, timeout + UNDO_GRACE)
+        finally:
+            await _uncancelled(transaction.finish())
+        return _understood(lambda: msgspec.convert(event.get("gpu"), GpuUse | None))
+
+    async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -181,16 +251,21 @@ class KernelCapture:
             )
         except OSError as error:
             raise self._cannot_run(str(error)) from error
-        transaction = _Dump(process, on_window, progress)
-        done = False
-        try:
-            result = await transaction.run(cancel, timeout + window_timeout + UNDO_GRACE)
-            done = True
-        finally:
-            await _uncancelled(transaction.finish())
-            if not done:
-                discard_links(images_dir)
-        return result
+
+
+def _explain_save(event: dict[str, Any]) -> CkptError:
+    return explain(event, doing="save")
+
+
+def _understood(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except msgspec.ValidationError as error:
+        raise CkptError(
+            "internal",
+            "The program that saves kernels gave an odd answer. The kernel runs on.",
+            details=str(error),
+        ) from error
 
 
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
@@ -203,23 +278,25 @@ async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-class _Dump:
-    """One running ``kernel-capture dump``."""
+class _Transaction:
+    """One running ``kernel-capture dump``, ``park`` or ``unpark``."""
 
     def __init__(
         self,
         process: asyncio.subprocess.Process,
+        explained: Callable[[dict[str, Any]], CkptError],
         on_window: Callable[[], None] | None,
         progress: Callable[[float], None] | None,
     ) -> None:
         self.process = process
+        self.explained = explained
         self.on_window = on_window
         self.progress = progress
         self.window_error: BaseException | None = None
         self.window_work: asyncio.Future[None] | None = None
         self.messages = bytearray()
 
-    async def run(self, cancel: asyncio.Event | None, deadline: float) -> DumpResult:
+    async def run(self, cancel: asyncio.Event | None, deadline: float) -> dict[str, Any]:
         work = asyncio.ensure_future(self._work())
         canceller = asyncio.ensure_future(self._cancel_on(cancel)) if cancel else None
         errors = asyncio.ensure_future(self._read_messages())
@@ -227,12 +304,7 @@ class _Dump:
             last = await asyncio.wait_for(work, deadline)
             await asyncio.wait([errors], timeout=1)
         except asyncio.TimeoutError as error:
-            raise CkptError(
-                "timeout",
-                "Saving took too long and was undone. The kernel runs on.",
-                hint="Try again while the kernel is idle, or raise the time limit.",
-                details=self._log(),
-            ) from error
+            raise self.explained({"reason": "timeout", "message": self._log()}) from error
         finally:
             errors.cancel()
             if canceller is not None:
@@ -246,15 +318,8 @@ class _Dump:
                 details=f"exit status {self.process.returncode}\n{self._log()}",
             )
         if last["event"] == "error":
-            raise explain({**last, "log_tail": self._log()}, doing="save")
-        try:
-            return dump_result(last)
-        except msgspec.ValidationError as error:
-            raise CkptError(
-                "internal",
-                "The program that saves kernels gave an odd answer. The kernel runs on.",
-                details=str(error),
-            ) from error
+            raise self.explained({**last, "log_tail": self._log()})
+        return last
 
     async def _work(self) -> dict[str, Any] | None:
         """The last ``done`` or ``error`` event, after everything in between."""
@@ -328,7 +393,7 @@ class _Dump:
         try:
             await asyncio.wait_for(self.process.wait(), UNDO_GRACE)
         except asyncio.TimeoutError:
-            log.error("kernel-capture did not undo a dump in %g s; ending it", UNDO_GRACE)
+            log.error("kernel-capture did not undo what it did in %g s; ending it", UNDO_GRACE)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()

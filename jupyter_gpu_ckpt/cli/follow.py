@@ -31,6 +31,7 @@ _WORDS: Final = {
     "restoring": "Restoring the kernel",
     "connecting": "Connecting",
     "verifying": "Reading the state",
+    "moving": "Moving GPU memory",
     "finished": "Finished",
 }
 

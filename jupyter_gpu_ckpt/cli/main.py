@@ -145,6 +145,34 @@ def wake(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: flo
 
 
 @cli.command()
+@click.argument("kernel")
+@wait_options
+@server_options
+def park(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
+    """Move the GPU memory of KERNEL to this machine's memory, which frees the GPU."""
+    server, found = target.kernel(kernel)
+
+    def start() -> Operation:
+        return server.post(Operation, "kernels", found.id, "park")
+
+    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+
+
+@cli.command()
+@click.argument("kernel")
+@wait_options
+@server_options
+def unpark(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
+    """Give the parked KERNEL its GPU back; running a cell does it too."""
+    server, found = target.kernel(kernel)
+
+    def start() -> Operation:
+        return server.post(Operation, "kernels", found.id, "unpark")
+
+    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+
+
+@cli.command()
 @click.option("--restore", "restore_it", metavar="KERNEL", help="Bring this lost kernel back.")
 @click.option("--dismiss", metavar="KERNEL", help="Stop offering it; its states stay.")
 @wait_options

@@ -264,6 +264,10 @@ def operation(it: Operation) -> None:
     if it.kind == "save":
         stood = f", the kernel stood still for {result.frozen_seconds or 0:.2f} s"
         click.echo(f"Saved {what} as state {result.state_id}: {amount}{stood}.")
+    elif it.kind in ("park", "unpark"):
+        moved = "host memory" if it.kind == "park" else "the GPU"
+        said = f"{size(result.size)} of GPU memory moved to {moved} in {result.seconds:.1f} s"
+        click.echo(f"{it.kind.capitalize()}ed {what}: {said}.")
     else:
         click.echo(f"Restored {what} from state {result.state_id}: {amount}.")
     warnings(result.warnings)

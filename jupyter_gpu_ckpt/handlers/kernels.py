@@ -70,10 +70,34 @@ class WakeHandler(GpuCkptHandler):
         self.accepted(await self.keeper.hibernation.wake(self.checked_id("kernel", kernel_id)))
 
 
+class ParkHandler(GpuCkptHandler):
+    """``/kernels/{kernel_id}/park``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start to move a kernel's GPU memory to host memory."""
+        kernel_id = self.checked_id("kernel", kernel_id)
+        self.accepted(await self.keeper.hibernation.parking.park(kernel_id))
+
+
+class UnparkHandler(GpuCkptHandler):
+    """``/kernels/{kernel_id}/unpark``"""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start to give a parked kernel its GPU back."""
+        kernel_id = self.checked_id("kernel", kernel_id)
+        self.accepted(await self.keeper.hibernation.parking.unpark(kernel_id))
+
+
 routes: list[tuple[str, Any]] = [
     (rf"{API}/kernels/?", KernelsHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)", KernelHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)/save", SaveHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)/hibernate", HibernateHandler),
     (rf"{API}/kernels/(?P<kernel_id>[^/]+)/wake", WakeHandler),
+    (rf"{API}/kernels/(?P<kernel_id>[^/]+)/park", ParkHandler),
+    (rf"{API}/kernels/(?P<kernel_id>[^/]+)/unpark", UnparkHandler),
 ]

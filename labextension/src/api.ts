@@ -6,7 +6,7 @@ import { requestAPI } from './request';
 export type OperationStatus =
   'pending' | 'running' | 'done' | 'failed' | 'cancelled';
 
-export type OperationKind = 'save' | 'restore' | 'verify';
+export type OperationKind = 'save' | 'restore' | 'verify' | 'park' | 'unpark';
 
 /** What to do with a state: replace its kernel, or start a second one. */
 export type RestoreMode = 'rollback' | 'new';

@@ -11,6 +11,7 @@ import {
 } from './icons';
 import type { IKernelEntry } from './model';
 import type { IErrorBody } from './request';
+import { operationTexts } from './texts';
 
 /** What the toolbar button shows. */
 export interface IFace {
@@ -49,6 +50,15 @@ export function faceOf(
   }
 
   const { kernel, error, operation } = entry;
+  if (operation?.kind === 'park' || operation?.kind === 'unpark') {
+    const { going } = operationTexts(operation.kind, trans);
+    return {
+      state: 'unavailable',
+      icon: saveIcon,
+      title: going,
+      announcement: going
+    };
+  }
   if (operation) {
     const percent = formatPercent(operation.progress);
     return operation.kind === 'save'

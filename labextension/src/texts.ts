@@ -42,6 +42,20 @@ export function operationTexts(
       failed: trans.__('Verifying Kernel State Failed'),
       done: (size, seconds) =>
         trans.__('Kernel state verified (%1 in %2)', size, seconds)
+    }),
+    park: () => ({
+      going: trans.__('Parking kernel…'),
+      cancelled: trans.__('Parking was cancelled. The kernel runs on.'),
+      failed: trans.__('Parking Kernel Failed'),
+      done: (size, seconds) =>
+        trans.__('Kernel parked (%1 of GPU memory in %2)', size, seconds)
+    }),
+    unpark: () => ({
+      going: trans.__('Getting the kernel its GPU back…'),
+      cancelled: trans.__('Unparking was cancelled. The kernel stays parked.'),
+      failed: trans.__('Unparking Kernel Failed'),
+      done: (size, seconds) =>
+        trans.__('Kernel has its GPU back (%1 in %2)', size, seconds)
     })
   };
   return texts[kind]();

@@ -1,0 +1,214 @@
+"""Kernels are parked and get their GPU back when a cell is run: several share one GPU.
+
+Real Jupyter Server and CRIU, a simulated driver (`tests/simgpu`) with one GPU of 40 MiB.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.client import API, ApiError, Client, KernelClient, wait_for
+from tests.harness.gpus import GpuNode, checksum, hold
+from tests.harness.server import Home, JupyterServer, shared_folder
+from tests.simgpu.simgpu import gpu
+
+pytestmark = pytest.mark.root
+
+MIB = 1 << 20
+#: What each kernel has: one fits, two do not.
+SIZE = 24
+CONFIG = {"GpuCkpt": {"gpu_timeout": 10.0, "park_others": False}}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with shared_folder("park") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def node(place: Path) -> Iterator[GpuNode]:
+    with GpuNode("gpu-park", place, gpu(0, memory=40 * MIB)) as one:
+        yield one
+
+
+def ended(server: JupyterServer, node: GpuNode) -> None:
+    for one in server.client.get("api/kernels"):
+        server.client.delete(f"api/kernels/{one['id']}")
+    node.wait_free()
+
+
+@pytest.fixture(scope="module")
+def running(place: Path, node: GpuNode) -> Iterator[JupyterServer]:
+    with JupyterServer(Home(place / "home"), node=node, config=CONFIG) as one:
+        yield one
+
+
+@pytest.fixture
+def server(running: JupyterServer, node: GpuNode) -> Iterator[JupyterServer]:
+    yield running
+    node.machine.faults()
+    ended(running, node)
+
+
+def begin(client: Client, kernel: KernelClient, what: str) -> dict[str, Any]:
+    """Start to park a kernel or the opposite, once the server has heard that it is idle."""
+
+    def ask() -> Any:
+        try:
+            return client.post(f"{API}kernels/{kernel.id}/{what}")
+        except ApiError as error:
+            assert error.body["reason"] == "busy"
+            return None
+
+    return dict(wait_for(f"{what} begins", ask, 30))
+
+
+def park(client: Client, kernel: KernelClient) -> dict[str, Any]:
+    return dict(client.done(begin(client, kernel, "park"))["result"])
+
+
+def parked(client: Client, kernel: KernelClient) -> Any:
+    return client.get(f"{API}kernels/{kernel.id}")["parked"]
+
+
+def refused(client: Client, kernel: KernelClient, what: str) -> str:
+    with pytest.raises(ApiError) as told:
+        client.post(f"{API}kernels/{kernel.id}/{what}")
+    return str(told.value.body["reason"])
+
+
+def test_a_parked_kernel_frees_its_gpu_and_the_next_cell_brings_it_back(
+    server: JupyterServer, node: GpuNode
+) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("one.ipynb"))
+    kernel.run("1 + 1")
+    wait_for("the cell's end is heard", lambda: refused(client, kernel, "park") != "busy", 30)
+    assert refused(client, kernel, "park") == "not_savable"
+    assert refused(client, kernel, "unpark") == "bad_request"
+    data = hold(kernel, SIZE)
+    node.machine.faults("cuCheckpointProcessCheckpoint * error 999")
+    assert client.finished(begin(client, kernel, "park"))["error"]["reason"] == "dump_failed"
+    node.machine.faults()
+    assert checksum(kernel, SIZE) == data
+
+    assert park(client, kernel)["size"] >= SIZE * MIB
+    assert node.machine.used() == 0
+    assert parked(client, kernel)["host_bytes"] >= SIZE * MIB
+    assert refused(client, kernel, "park") == "bad_request"
+    # Saved as it is; it stays parked.
+    state = client.save(kernel)["result"]["state_id"]
+    assert parked(client, kernel) is not None and node.machine.used() == 0
+    assert checksum(kernel, SIZE) == data
+    assert parked(client, kernel) is None and node.machine.used() >= SIZE * MIB
+
+    park(client, kernel)
+    client.restore(state)  # what comes out of a state is never parked
+    assert parked(client, kernel) is None
+    assert checksum(kernel, SIZE) == data
+
+    # The same by command.
+    code = "from jupyter_gpu_ckpt.cli.main import main; main()"
+    env = {**server.home.environment(), "JUPYTER_TOKEN": server.token}
+    for word in ("park", "unpark"):
+        wait_for("idle", lambda: client.execution_state(kernel.id) == "idle", 30)
+        line = [sys.executable, "-c", code, word, kernel.id, "--url", server.base_url]
+        said = str(node.run(line, env=env).stdout)
+        assert "of GPU memory" in said, said
+        assert (parked(client, kernel) is not None) == (word == "park")
+    assert checksum(kernel, SIZE) == data
+    park(client, kernel)
+    client.post(f"api/kernels/{kernel.id}/restart")
+    assert parked(client, kernel) is None
+    assert client.connect(kernel.id).run("print(1)") == "1"
+
+
+def test_cells_wait_for_the_gpu_in_turn_and_can_be_given_up(
+    server: JupyterServer, node: GpuNode
+) -> None:
+    client = server.client
+    kernels, sums = [], []
+    for number in range(3):
+        kernels.append(client.start(server.home.add_notebook(f"turn{number}.ipynb")))
+        sums.append(hold(kernels[-1], SIZE))
+        if number < 2:
+            park(client, kernels[-1])
+    first, second, third = kernels
+    code = f"gpu_data.use(); print(gpu_data.checksum(data, {SIZE} * MIB))"
+    begun = [kernel.begin(code) for kernel in (first, second)]
+
+    def waits(kernel: KernelClient, position: int) -> None:
+        def look() -> bool:
+            now = parked(client, kernel)
+            return now is not None and now["position"] == position
+
+        wait_for(f"position {position}", look, 30)
+
+    waits(first, 1)
+    waits(second, 2)
+    assert "room" in parked(client, first)["waiting"]
+    # An interrupt ends the cell of the second, which stays parked and whole.
+    client.post(f"api/kernels/{second.id}/interrupt")
+    assert "KeyboardInterrupt" in str(begun[1].finish().error)
+    park(client, third)
+    assert begun[0].finish().error is None
+    assert begun[0].text.strip() == sums[0]
+    assert "Waiting for room on the GPU." in begun[0].stderr
+    assert parked(client, first) is None
+    client.done(begin(client, first, "park"))
+    assert checksum(second, SIZE) == sums[1]
+    park(client, second)
+    assert checksum(third, SIZE) == sums[2]
+
+
+def test_idle_kernels_make_room_where_that_is_allowed(place: Path, node: GpuNode) -> None:
+    """Three kernels share a GPU that fits one; the busy one is left alone."""
+    config = {"GpuCkpt": {**CONFIG["GpuCkpt"], "park_others": True}}
+    with JupyterServer(Home(place / "others"), node=node, config=config) as server:
+        client = server.client
+        kernels, sums = [], []
+        for number in range(3):
+            kernels.append(client.start(server.home.add_notebook(f"share{number}.ipynb")))
+            sums.append(hold(kernels[-1], SIZE))
+            if number < 2:
+                park(client, kernels[-1])
+        for kernel, data in zip(kernels, sums, strict=True):
+            assert checksum(kernel, SIZE) == data
+        assert [parked(client, kernel) is None for kernel in kernels] == [False, False, True]
+        first, _, third = kernels
+        busy = third.begin("print('busy', flush=True)\ninput()", allow_stdin=True)
+        busy.wait_text("busy")
+        waits = first.begin("gpu_data.use()")
+        wait_for("the first waits", lambda: parked(client, first)["waiting"], 30)
+        wait_for("it was tried again", lambda: waits.stderr, 30)
+        assert parked(client, third) is None
+        busy.wait_input()
+        busy.answer("")
+        busy.finish()
+        assert waits.finish().error is None
+        assert parked(client, third) is not None
+        ended(server, node)
+
+
+def test_a_cell_that_gets_no_gpu_in_time_ends_with_an_error(place: Path, node: GpuNode) -> None:
+    config = {"GpuCkpt": {**CONFIG["GpuCkpt"], "unpark_timeout": 1.0}}
+    with JupyterServer(Home(place / "late"), node=node, config=config) as server:
+        client = server.client
+        first = client.start(server.home.add_notebook("late.ipynb"))
+        data = hold(first, SIZE)
+        park(client, first)
+        second = client.start(server.home.add_notebook("full.ipynb"))
+        hold(second, SIZE)
+        told = first.execute("gpu_data.use()").error
+        assert told is not None and "no room" in told and "stays parked" in told
+        now = parked(client, first)
+        assert now is not None and now["waiting"] is None
+        client.delete(f"api/kernels/{second.id}")
+        assert checksum(first, SIZE) == data
+        ended(server, node)
