@@ -47,25 +47,34 @@ static void note(int fd)
 {
     struct note *more;
     int reuse = option(fd, SOL_SOCKET, SO_REUSEADDR);
-    if (reuse <= 0 || note_count >= NOTES_MAX)
-        return; /* off is what is left behind anyway */
+    if (reuse < 0 || note_count >= NOTES_MAX)
+        return;
     more = reallocarray(notes, note_count + 1, sizeof(*notes));
     if (more == NULL)
         return;
     notes = more;
-    notes[note_count++] = (struct note){.inode = inode(fd), .reuse = 1};
+    notes[note_count++] = (struct note){.inode = inode(fd), .reuse = reuse};
+}
+
+/* What a socket had. Of one that is younger than the notes it is not known: on, or a connection that
+ * was accepted in that instant would keep its port from whoever listens there after the tree. */
+static int reuse_of(int fd)
+{
+    ino_t number = inode(fd);
+    for (size_t i = 0; i < note_count; i++)
+        if (notes[i].inode == number)
+            return notes[i].reuse;
+    return 1;
 }
 
 static void end(int fd)
 {
     int off = 0;
+    int reuse = reuse_of(fd);
     if (option(fd, IPPROTO_TCP, TCP_REPAIR) != 1 ||
         setsockopt(fd, IPPROTO_TCP, TCP_REPAIR, &off, sizeof(off)) != 0)
         return;
-    ino_t number = inode(fd);
-    for (size_t i = 0; i < note_count; i++)
-        if (notes[i].inode == number)
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &notes[i].reuse, sizeof(notes[i].reuse));
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
 }
 
 static bool is_socket(int dir, const char *name)

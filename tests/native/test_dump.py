@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -249,6 +250,41 @@ def test_tcp_connections_go_on(kernel: Start, tmp_path: Path, how: str) -> None:
             assert peer.recv(100) == b"during"
             peer.sendall(b"after")
             assert peer.recv(100) == b"after"
+
+
+def test_a_port_is_free_after_the_tree_whenever_it_was_connected_to(kernel: Start) -> None:
+    """Also for connections that are accepted in the instant in which CRIU begins."""
+    one = kernel(
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', 0), backlog=1000)\n"
+        "print('port', server.getsockname()[1], flush=True)\n"
+        "held = []\n"
+        "while True: held.append(server.accept()[0])\n"
+    )
+    address = ("127.0.0.1", int(one.wait_line("port").split()[1]))
+    peers: list[socket.socket] = []
+    done = threading.Event()
+
+    def connect() -> None:
+        while not done.wait(0.001) and len(peers) < 500:
+            peers.append(socket.create_connection(address, 20))
+
+    caller = threading.Thread(target=connect)
+    caller.start()
+    try:
+        wait_until(lambda: len(peers) > 3, "connections")
+        one.save()
+        done.set()
+        caller.join(30)
+        one.kill()
+        with socket.socket() as next_one:
+            next_one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            next_one.bind(address)
+    finally:
+        done.set()
+        caller.join(30)
+        for peer in peers:
+            peer.close()
 
 
 # Undoing ---------------------------------------------------------------------------------------
