@@ -12,6 +12,8 @@ from typing import Final
 import msgspec
 
 from ..moments import read_moment
+from .records import HeldPath, SealedPath
+from .seal import Sealing
 
 #: Name of the file beside a kernel's record.
 NAME: Final = "failure.json"
@@ -40,7 +42,13 @@ class SaveFailure(msgspec.Struct, kw_only=True):
     hostname: str = ""
 
 
-def encode(failure: SaveFailure, before: SaveFailure | None) -> bytes:
+class _Kept(SaveFailure, kw_only=True):
+    """A failure as it is in its file: with a key, its path is in `sealed`."""
+
+    sealed: SealedPath | None = None
+
+
+def encode(failure: SaveFailure, before: SaveFailure | None, sealing: Sealing) -> bytes:
     """Make the file of a failure, after an earlier one; long texts are cut."""
     if before is not None:
         failure = msgspec.structs.replace(failure, since=before.since, count=before.count + 1)
@@ -49,10 +57,12 @@ def encode(failure: SaveFailure, before: SaveFailure | None) -> bytes:
         message=failure.message[:_LONGEST_TEXT],
         hint=failure.hint and failure.hint[:_LONGEST_TEXT],
     )
-    return msgspec.json.format(msgspec.json.encode(failure)) + b"\n"
+    held = sealing.seal_path(failure.path, failure.kernel_id)
+    kept = _Kept(**{**msgspec.structs.asdict(failure), "path": held.path}, sealed=held.sealed)
+    return msgspec.json.format(msgspec.json.encode(kept)) + b"\n"
 
 
-def read(path: Path) -> SaveFailure | None:
+def read(path: Path, sealing: Sealing) -> SaveFailure | None:
     """Read a failure's file; ``None`` where there is none, or one that cannot be read or is old.
 
     Raises
@@ -61,14 +71,18 @@ def read(path: Path) -> SaveFailure | None:
         Not readable.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=SaveFailure)
+        found = msgspec.json.decode(path.read_bytes(), type=_Kept)
         at = read_moment(found.at)
         old = datetime.now(timezone.utc) - at > LONGEST
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError):
         return None
-    return None if old or found.kernel_id != path.parent.name else found
+    if old or found.kernel_id != path.parent.name:
+        return None
+    fields = msgspec.structs.asdict(found)
+    held = HeldPath(fields["path"], fields.pop("sealed"))
+    return SaveFailure(**fields | {"path": sealing.open_path(held, found.kernel_id)})
 
 
 def make_room(folders: list[Path], remove: Callable[[str], None]) -> None:

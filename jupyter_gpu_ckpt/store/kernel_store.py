@@ -21,7 +21,8 @@ from .layout import check_kernel_id, owner_folder, put_file, translated
 from .local_files import tidy
 from .owner import OwnerStore, open_owner
 from .presence import store_now
-from .records import KernelRecord
+from .records import HeldPath, KernelRecord, SealedPath
+from .seal import Sealing
 
 #: Seconds to wait for somebody else's claim, which takes milliseconds.
 _CLAIM_TIMEOUT: Final = 5.0
@@ -133,7 +134,9 @@ class KernelStore:
         """
         check_kernel_id(record.kernel_id)
         owner = self._create()
-        data = msgspec.json.format(msgspec.json.encode(record)) + b"\n"
+        held = owner.sealing.seal_path(record.path, record.kernel_id)
+        kept = _Kept(**{**msgspec.structs.asdict(record), "path": held.path}, sealed=held.sealed)
+        data = msgspec.json.format(msgspec.json.encode(kept)) + b"\n"
         with translated(WRITING):
             put_file(owner.writers, owner.kernels / record.kernel_id / "kernel.json", data)
 
@@ -168,7 +171,7 @@ class KernelStore:
         if owner is None:
             return None
         with translated(READING):
-            return _load_kernel(owner.kernels / kernel_id / "kernel.json")
+            return _load_kernel(owner.kernels / kernel_id / "kernel.json", owner.sealing)
 
     def kernels(self) -> list[KernelRecord]:
         """List all readable kernel records, in order of their ids."""
@@ -179,7 +182,7 @@ class KernelStore:
         with translated(READING):
             for folder in owner.kernel_folders():
                 try:
-                    record = _load_kernel(folder / "kernel.json")
+                    record = _load_kernel(folder / "kernel.json", owner.sealing)
                 except CkptError:
                     continue
                 if record is not None:
@@ -230,10 +233,10 @@ class KernelStore:
         owner = self._create()
         path = owner.kernels / failure.kernel_id / failed.NAME
         with translated(WRITING):
-            before = failed.read(path)
+            before = failed.read(path, owner.sealing)
             if before is None:
                 failed.make_room(owner.kernel_folders(), self.clear_failure)
-            data = failed.encode(failure, before)
+            data = failed.encode(failure, before, owner.sealing)
             put_file(owner.writers, path, data)
         self._send_failure(failure.kernel_id, data)
 
@@ -257,16 +260,23 @@ class KernelStore:
         if owner is None:
             return []
         with translated(READING):
-            found = [failed.read(folder / failed.NAME) for folder in owner.kernel_folders()]
+            files = [folder / failed.NAME for folder in owner.kernel_folders()]
+            found = [failed.read(path, owner.sealing) for path in files]
         return sorted((one for one in found if one), key=lambda one: one.at, reverse=True)
 
     def _send_failure(self, kernel_id: str, data: bytes | None) -> None:
         """What else is to be done with a failure's file; for stores with another tier."""
 
 
-def _load_kernel(path: Path) -> KernelRecord | None:
+class _Kept(KernelRecord, kw_only=True):
+    """A record as it is in its file: with a key, its path is in `sealed`."""
+
+    sealed: SealedPath | None = None
+
+
+def _load_kernel(path: Path, sealing: Sealing) -> KernelRecord | None:
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=KernelRecord)
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -275,6 +285,8 @@ def _load_kernel(path: Path) -> KernelRecord | None:
             f"The record of kernel {path.parent.name} is damaged.",
             details=os.fspath(path),
         ) from error
-    if record.kernel_id != path.parent.name:
+    if kept.kernel_id != path.parent.name:
         raise CkptError("state_damaged", f"The record of kernel {path.parent.name} is another's.")
-    return record
+    fields = msgspec.structs.asdict(kept)
+    held = HeldPath(fields["path"], fields.pop("sealed"))
+    return KernelRecord(**fields | {"path": sealing.open_path(held, kept.kernel_id)})

@@ -92,7 +92,8 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     ``offer`` says that the kernel was saved and then ended without its user's wish: ``shutdown``
     (the server was stopped) or ``cull``. ``autosave`` is its user's choice of when it is saved.
     A ``hibernated`` one is in its newest state, whole, and has no process. ``server`` is the name
-    of its server among those of its user; empty for the only or unnamed one.
+    of its server among those of its user; empty for the only or unnamed one. ``path`` is ``None``
+    where it is not known, or is sealed with a key that cannot be had.
     """
 
     kernel_id: str
@@ -105,6 +106,20 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     autosave: dict[str, Any] | None = None
     hibernated: bool = False
     server: str = ""
+
+
+class SealedPath(msgspec.Struct):
+    """A notebook's path, sealed: id of the key, and base64 of salt and text."""
+
+    key: str
+    text: str
+
+
+class HeldPath(NamedTuple):
+    """A notebook's path in a record: one of the two, or neither where it is not known."""
+
+    path: str | None
+    sealed: SealedPath | None
 
 
 class GcResult(NamedTuple):

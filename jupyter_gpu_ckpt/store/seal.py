@@ -15,6 +15,7 @@ from ..errors import CkptError
 from .cipher import BlobSealer, new_salt, open_text, seal_text
 from .damage import Damaged
 from .keys import KeyRing
+from .records import HeldPath, SealedPath
 
 _PACK_ID: Final = re.compile(rb"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9]{4,}")
 
@@ -88,6 +89,12 @@ class Sealing(Protocol):
             ``key_missing``, ``wrong_key``; ``not_restorable`` for one that is not encrypted
             though it should be.
         """
+
+    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+        """What a kernel's record holds of its notebook's path; never in the clear with a key."""
+
+    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
+        """Undo :meth:`seal_path`; ``None`` for what cannot be read, or be trusted."""
 
 
 class _NullSealer:
@@ -176,6 +183,14 @@ class NullSealing:
             raise Damaged("its manifest does not match its checksum")
         return body
 
+    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+        """See :class:`Sealing`."""
+        return HeldPath(path, None)
+
+    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
+        """See :class:`Sealing`."""
+        return held.path if held.sealed is None else None
+
     def _digest(self, body: bytes, context: bytes) -> str:
         return blake3(context + b"\0" + body, key=self._key).hexdigest()
 
@@ -191,6 +206,10 @@ class LockedSealing(NullSealing):
     def seal_manifest(self, body: bytes, context: bytes) -> bytes:
         """See :class:`Sealing`."""
         raise no_key()
+
+    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+        """See :class:`Sealing`."""
+        return HeldPath(None, None)
 
 
 class KeySealing:
@@ -264,6 +283,35 @@ class KeySealing:
             raise Damaged("its manifest is cut off or unreadable") from error
         key = self._ring.find(envelope.key)
         return open_text(key, sealed, self._place(context, bytes(envelope.packs)))
+
+    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+        """See :class:`Sealing`."""
+        if path is None or not self._ring.encrypts:
+            return HeldPath(path, None)
+        try:
+            key = self._ring.current()
+        except CkptError:
+            key = None
+        if key is None:
+            return HeldPath(None, None)  # leases are kept up meanwhile
+        text = path.encode("utf-8", "surrogatepass")
+        sealed = seal_text(key, text, self._place_of_path(kernel_id))
+        return HeldPath(None, SealedPath(key.id, base64.b64encode(sealed).decode()))
+
+    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
+        """See :class:`Sealing`."""
+        if held.sealed is None:
+            return None if self._ring.encrypts else held.path
+        try:
+            text = base64.b64decode(held.sealed.text, validate=True)
+            key = self._ring.find(held.sealed.key)
+            opened = open_text(key, text, self._place_of_path(kernel_id))
+            return opened.decode("utf-8", "surrogatepass")
+        except (CkptError, Damaged, ValueError):
+            return None
+
+    def _place_of_path(self, kernel_id: str) -> bytes:
+        return b"\0".join((self._owner, b"path", kernel_id.encode()))
 
     def _place(self, context: bytes, packs: bytes) -> bytes:
         return b"\0".join((self._owner, b"manifest", context, packs))

@@ -7,13 +7,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.recovery import Leases
-from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateRecord, StateStore
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, SaveFailure, StateRecord, StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 from jupyter_gpu_ckpt.tracking import Tracker
 
@@ -57,6 +58,11 @@ def reason(call: Callable[[], object]) -> str:
 
 def manifest(root: Path, state: StateRecord) -> Path:
     return root / "ada" / "kernels" / state.meta.kernel_id / "states" / f"{state.id}.json"
+
+
+def new_private(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o600)
 
 
 def everything(root: Path) -> bytes:
@@ -211,9 +217,59 @@ def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
 
     leases().forget_stateless()
     assert [record.kernel_id for record in sealed.kernels()] == [KERNEL]
-    keys[0].path.write_text(text)
-    keys[0].path.chmod(0o600)
+    new_private(keys[0].path, text)
     assert [lost.record.kernel_id for lost in leases().lost()] == [KERNEL]
+
+
+def test_records_of_kernels_tell_a_thief_no_path(
+    root: Path, sealed: StateStore, keys: list[KeyFile], image: Path
+) -> None:
+    names = {"mine": "merger/secret.ipynb", "other": "merger/andere-\u00e4.ipynb"}
+    for kernel_id, path in names.items():
+        sealed.put_kernel(
+            KernelRecord(kernel_id=kernel_id, kernel_name="p", display_name="P", path=path)
+        )
+    now = datetime.now(timezone.utc).isoformat()
+    sealed.note_failure(
+        SaveFailure(kernel_id="mine", at=now, since=now, cause="user", reason="no_space",
+                    message="The disk is full.", path=names["mine"])
+    )  # fmt: skip
+    save(sealed, image)
+
+    def paths(store: StateStore) -> tuple[dict[str, str | None], list[str | None]]:
+        found = {record.kernel_id: record.path for record in store.kernels()}
+        return found, [failure.path for failure in store.failures()]
+
+    assert b"merger" not in everything(root)
+    known = names, [names["mine"]]
+    nothing = dict.fromkeys(names), [None]
+    assert paths(sealed) == known
+    rotated = KeyRing(keys[1], [keys[0]])
+    assert paths(StateStore(root, "ada", sealing=rotated)) == known
+    # Who has no key, or another one, knows of the kernels all the same.
+    for ring in (None, KeyRing(keys[1])):
+        assert paths(StateStore(root, "ada", sealing=ring)) == nothing
+    # A server whose key is away keeps its lease, and does not tell the path either.
+    text = keys[0].path.read_text()
+    keys[0].path.unlink()
+    for ring in (None, KeyRing(keys[0])):
+        unable = StateStore(root, "ada", sealing=ring)
+        unable.put_kernel(
+            KernelRecord(kernel_id="late", kernel_name="p", display_name="P", path="merger/c")
+        )
+        assert b"merger" not in everything(root)
+    new_private(keys[0].path, text)
+    # A forger can take a path away, not make one up, nor take another kernel's.
+    files = {name: root / "ada" / "kernels" / name / "kernel.json" for name in names}
+    record, other = (json.loads(files[name].read_bytes()) for name in names)
+    for changes in (
+        {"sealed": None, "path": "forged.ipynb"},
+        {"sealed": other["sealed"]},
+        {"sealed": {**record["sealed"], "text": "AAAA"}},
+        {"sealed": {**record["sealed"], "text": "\u00e4"}},
+    ):
+        files["mine"].write_text(json.dumps({**record, **changes}))
+        assert paths(sealed)[0] == {**names, "mine": None, "late": None}
 
 
 # -- a forger, who can write to the store and has read its store.json ------------------------------
