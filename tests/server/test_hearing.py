@@ -103,10 +103,20 @@ class Speaker:
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         if self.km.iopub_port:
-            self.socket.bind(f"tcp://127.0.0.1:{self.km.iopub_port}")
+            # ZeroMQ closes what was closed before in a thread of its own.
+            wait_for("the port is free again", self._binds, 30)
         else:
             self.km.iopub_port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.counted = 0
+
+    def _binds(self) -> bool:
+        try:
+            self.socket.bind(f"tcp://127.0.0.1:{self.km.iopub_port}")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+            return False
+        return True
 
     def ends(self) -> None:
         """The process is gone."""
