@@ -85,6 +85,12 @@ class Ability:
         check_node(probe)
         return probe
 
+    @property
+    def can_park(self) -> bool:
+        """Whether, as the last probe said, there is a driver that frees GPUs of what is on them."""
+        probe = self._probed[1] if self._probed is not None else None
+        return isinstance(probe, Probe) and probe.gpu is not None and probe.gpu.checkpoint
+
     @staticmethod
     async def node(probe: Probe) -> NodeInfo:
         """This node, as its states describe it."""

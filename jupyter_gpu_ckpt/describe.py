@@ -179,6 +179,7 @@ def kernel(
     *,
     hibernated: bool = False,
     parked: Parked | None = None,
+    can_park: bool = False,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
     if hibernated:
@@ -199,6 +200,7 @@ def kernel(
         operation=operation,
         restored_from=restored_from,
         parked=parked,
+        can_park=can_park and not hibernated,
     )
 
 

@@ -31,7 +31,6 @@ Phase = Literal[
     "finished",
 ]
 
-
 #: The kinds in a reader's words.
 CONTENTS_WORDS: Final[dict[ContentsKind, str]] = {
     "anon": "anonymous memory",
@@ -211,7 +210,7 @@ class Operation(msgspec.Struct):
 
     ``cause`` is why: ``user``; for saves the policy (``idle``, ``interval``, ``long_cell``,
     ``shutdown``, ``preemption``, ``cull``, ``hibernate``); for restores ``death``, ``lost`` or
-    ``wake``; for a park ``room`` (another kernel needs it), for an unpark ``execute``.
+    ``wake``; for a park ``idle`` or ``room`` (another needs it), for an unpark ``execute``.
 
     ``phases`` says how many seconds after ``started`` each phase began that it has come to.
     """
@@ -256,9 +255,7 @@ class RestoredFrom(msgspec.Struct, frozen=True):
 class Kernel(msgspec.Struct, frozen=True):
     """A running kernel and whether it can be saved (if not: ``error`` says why).
 
-    ``execution_state`` is Jupyter's, or ``hibernated``: its process was ended, and it wakes when it
-    is needed.
-    ``restored_from`` is null for a kernel that was started empty, ``parked`` unless it is that.
+    ``execution_state`` is Jupyter's, or ``hibernated``; ``can_park``: this node's driver can.
     """
 
     id: str
@@ -272,6 +269,7 @@ class Kernel(msgspec.Struct, frozen=True):
     operation: Operation | None
     restored_from: RestoredFrom | None = None
     parked: Parked | None = None
+    can_park: bool = False
 
 
 class LostKernel(msgspec.Struct, frozen=True):
@@ -370,6 +368,7 @@ class AutoSavePolicy(msgspec.Struct, frozen=True):
     before_preemption: bool
     before_cull: bool
     hibernate: float = 0.0
+    park: float = 0.0
 
 
 class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -383,6 +382,7 @@ class AutoSaveChoice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     before_preemption: bool | None = None
     before_cull: bool | None = None
     hibernate: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    park: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class AutoSaveLimits(msgspec.Struct, frozen=True):

@@ -136,6 +136,7 @@ class Roster:
             tracked.restored_from if tracked is not None else None,
             hibernated=hibernated,
             parked=tracked.parked if tracked is not None else None,
+            can_park=tracked is not None and self._ability.can_park,
         )
 
     def _why_not(self, kernel_id: str) -> CkptError | None:

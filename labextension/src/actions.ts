@@ -50,6 +50,8 @@ export class Actions {
       await this._run(trans.__('Waking the Kernel Failed'), api =>
         api.wake(kernelId)
       );
+    } else if (kernel?.parked) {
+      await this.unpark(kernelId);
     } else if (kernel) {
       await this.save(kernelId);
     }
@@ -66,6 +68,20 @@ export class Actions {
   async hibernate(kernelId: string): Promise<void> {
     await this._run(this._options.trans.__('Hibernating Failed'), api =>
       api.hibernate(kernelId)
+    );
+  }
+
+  /** Move a kernel's GPU memory to host memory until it is needed. */
+  async park(kernelId: string): Promise<void> {
+    await this._run(this._options.trans.__('Parking Kernel Failed'), api =>
+      api.park(kernelId)
+    );
+  }
+
+  /** Give a parked kernel its GPU back. */
+  async unpark(kernelId: string): Promise<void> {
+    await this._run(this._options.trans.__('Unparking Kernel Failed'), api =>
+      api.unpark(kernelId)
     );
   }
 
@@ -94,11 +110,12 @@ export class Actions {
 
   private async _offerCancel(operation: IOperation): Promise<void> {
     const { model, notices, trans } = this._options;
-    if (operation.kind !== 'save') {
+    const { kind } = operation;
+    if (kind === 'restore' || kind === 'verify') {
       return;
     }
     const { done } = model.follow(operation);
-    if (await confirmCancel(done, trans)) {
+    if (await confirmCancel(kind, done, trans)) {
       await notices.cancel(operation);
     }
   }

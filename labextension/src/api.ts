@@ -220,6 +220,16 @@ export interface IRestoredFrom {
   warnings: string[];
 }
 
+/** What a kernel has in host memory instead of on its GPU. */
+export interface IParked {
+  since: string;
+  host_bytes: number;
+  /** Its place among those that wait for the GPU, from 1; `null`: it does not. */
+  position: number | null;
+  /** What it waits for, in the server's words. */
+  waiting: string | null;
+}
+
 /** A running kernel, and whether it can be saved (if not, `error` says why). */
 export interface IKernel {
   id: string;
@@ -233,6 +243,11 @@ export interface IKernel {
   operation: IOperation | null;
   /** `null` for a kernel that was started empty. */
   restored_from: IRestoredFrom | null;
+  /** `null` for one that is not parked. */
+  parked: IParked | null;
+
+  /** Whether the node has a GPU driver that can park kernels. */
+  can_park: boolean;
 }
 
 /** A kernel that ended without an orderly shutdown and has a state. */
@@ -286,6 +301,19 @@ export class KernelStateAPI {
   /** Bring a hibernated kernel back. */
   wake(kernelId: string): Promise<IOperation> {
     return this._send('POST', `/kernels/${encodeURIComponent(kernelId)}/wake`);
+  }
+
+  /** Move a kernel's GPU memory to host memory. */
+  park(kernelId: string): Promise<IOperation> {
+    return this._send('POST', `/kernels/${encodeURIComponent(kernelId)}/park`);
+  }
+
+  /** Give a parked kernel its GPU back. */
+  unpark(kernelId: string): Promise<IOperation> {
+    return this._send(
+      'POST',
+      `/kernels/${encodeURIComponent(kernelId)}/unpark`
+    );
   }
 
   /** The states of a kernel or of a notebook, newest first. */

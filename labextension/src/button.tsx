@@ -1,4 +1,5 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
+import type { Kernel } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget, ToolbarButtonComponent } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
@@ -63,6 +64,7 @@ export class SaveButtonWidget extends ReactWidget {
 
     this._sessionContext.kernelChanged.connect(this._onKernelChanged, this);
     this._sessionContext.sessionChanged.connect(this._onKernelChanged, this);
+    this._sessionContext.statusChanged.connect(this._onStatusChanged, this);
     this._model.changed.connect(this._onModelChanged, this);
     this._onKernelChanged();
   }
@@ -74,6 +76,7 @@ export class SaveButtonWidget extends ReactWidget {
     window.clearInterval(this._timer);
     this._sessionContext.kernelChanged.disconnect(this._onKernelChanged, this);
     this._sessionContext.sessionChanged.disconnect(this._onKernelChanged, this);
+    this._sessionContext.statusChanged.disconnect(this._onStatusChanged, this);
     this._model.changed.disconnect(this._onModelChanged, this);
     super.dispose();
   }
@@ -116,6 +119,14 @@ export class SaveButtonWidget extends ReactWidget {
       }
     }
     this.update();
+  }
+
+  private _onStatusChanged(_: ISessionContext, status: Kernel.Status): void {
+    const id = this._kernelId;
+    // A restart ends being parked, and no event tells of it.
+    if (id && status === 'idle' && this._model.entry(id).kernel?.parked) {
+      void this._model.refresh(id);
+    }
   }
 
   private _onModelChanged(_: KernelStates, kernelId: string): void {

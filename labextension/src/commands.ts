@@ -9,13 +9,15 @@ import type {
 import type { Actions, ITarget } from './actions';
 import { showDetails } from './dialogs/details';
 import { faceOf } from './face';
-import { hibernatedIcon, restoreIcon, saveIcon } from './icons';
+import { hibernatedIcon, parkedIcon, restoreIcon, saveIcon } from './icons';
 import type { LostKernels } from './lost';
 import type { KernelStates } from './model';
 
 export namespace CommandIDs {
   export const save = 'gpu-ckpt:save';
   export const hibernate = 'gpu-ckpt:hibernate';
+  export const park = 'gpu-ckpt:park';
+  export const unpark = 'gpu-ckpt:unpark';
   export const restore = 'gpu-ckpt:restore';
   export const showLost = 'gpu-ckpt:show-lost';
 }
@@ -90,6 +92,65 @@ export function addCommands(options: IOptions): void {
     }
   });
 
+  /** `undefined` for a kernel that no page shows. */
+  const known = (args: ReadonlyPartialJSONObject) =>
+    model.entry(target(args).kernelId ?? '').kernel ?? undefined;
+
+  commands.addCommand(CommandIDs.park, {
+    label: trans.__('Park GPU'),
+    caption: trans.__(
+      'Move what the kernel has on its GPU to host memory; it comes back by itself when a cell is run'
+    ),
+    icon: args => (args.runningPanel ? parkedIcon : undefined),
+    describedBy: { args: argsSchema(trans) },
+    // Of a kernel in the Running panel that no page shows it is not known.
+    isVisible: args => {
+      const kernel = known(args);
+      return kernel
+        ? kernel.can_park && !kernel.parked
+        : !!args.runningPanel && model.hasGpu;
+    },
+    isEnabled: args => {
+      const { kernelId } = target(args);
+      const kernel = known(args);
+      // Whether it uses a GPU, and can be parked, the server says.
+      return (
+        !!kernelId &&
+        !kernel?.parked &&
+        kernel?.savable !== false &&
+        kernel?.execution_state !== 'hibernated'
+      );
+    },
+    execute: async args => {
+      const { kernelId } = target(args);
+      if (kernelId) {
+        await actions.park(kernelId);
+      }
+    }
+  });
+
+  // Of a kernel in the Running panel that no page shows, either may be so.
+  const mayBeParked = (args: ReadonlyPartialJSONObject) => {
+    const kernel = known(args);
+    return kernel ? !!kernel.parked : !!args.runningPanel && model.hasGpu;
+  };
+
+  commands.addCommand(CommandIDs.unpark, {
+    label: trans.__('Unpark GPU'),
+    caption: trans.__('Give the parked kernel its GPU back now'),
+    icon: args => (args.runningPanel ? parkedIcon : undefined),
+    describedBy: { args: argsSchema(trans) },
+    isVisible: mayBeParked,
+    isEnabled: args =>
+      !!target(args).kernelId && (!!args.kernelId || mayBeParked(args)),
+    execute: async args => {
+      const { kernelId } = target(args);
+      if (kernelId) {
+        await actions.unpark(kernelId);
+      }
+    }
+  });
+
   commands.addCommand(CommandIDs.restore, {
     label: trans.__('Restore Kernel State…'),
     caption: trans.__('Choose one of the saved states of this notebook'),
@@ -114,6 +175,8 @@ export function addCommands(options: IOptions): void {
   const refresh = () => {
     commands.notifyCommandChanged(CommandIDs.save);
     commands.notifyCommandChanged(CommandIDs.hibernate);
+    commands.notifyCommandChanged(CommandIDs.park);
+    commands.notifyCommandChanged(CommandIDs.unpark);
     commands.notifyCommandChanged(CommandIDs.restore);
   };
   app.shell.currentChanged?.connect(refresh);

@@ -1,9 +1,11 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 
-import { formatAge, formatPercent } from './format';
+import type { IOperation, IParked } from './api';
+import { formatAge, formatPercent, formatSize } from './format';
 import {
   hibernatedIcon,
+  parkedIcon,
   restoreIcon,
   savedIcon,
   saveIcon,
@@ -16,7 +18,14 @@ import { operationTexts } from './texts';
 /** What the toolbar button shows. */
 export interface IFace {
   state:
-    'ready' | 'saving' | 'saved' | 'unavailable' | 'restoring' | 'hibernated';
+    | 'ready'
+    | 'saving'
+    | 'saved'
+    | 'unavailable'
+    | 'restoring'
+    | 'hibernated'
+    | 'moving'
+    | 'parked';
   icon: LabIcon;
   /** Text beside the icon, `undefined` for none. */
   label?: string;
@@ -51,13 +60,7 @@ export function faceOf(
 
   const { kernel, error, operation } = entry;
   if (operation?.kind === 'park' || operation?.kind === 'unpark') {
-    const { going } = operationTexts(operation.kind, trans);
-    return {
-      state: 'unavailable',
-      icon: saveIcon,
-      title: going,
-      announcement: going
-    };
+    return moving(operation, kernel?.parked ?? null, trans);
   }
   if (operation) {
     const percent = formatPercent(operation.progress);
@@ -98,6 +101,18 @@ export function faceOf(
       announcement: trans.__('Kernel hibernated')
     };
   }
+  if (kernel.parked) {
+    return {
+      state: 'parked',
+      icon: parkedIcon,
+      label: trans.__('Parked'),
+      title: trans.__(
+        'GPU parked: %1 in host memory; comes back on the next run (click to get it back now)',
+        formatSize(kernel.parked.host_bytes)
+      ),
+      announcement: trans.__('GPU parked')
+    };
+  }
   if (!kernel.savable) {
     return unavailable(
       kernel.error ?? {
@@ -130,6 +145,40 @@ export function faceOf(
     icon: saveIcon,
     title: trans.__('Save kernel state'),
     announcement: ''
+  };
+}
+
+/** GPU memory goes to host memory or back, or waits for that. */
+function moving(
+  { kind, phase }: IOperation,
+  parked: IParked | null,
+  trans: TranslationBundle
+): IFace {
+  const position = kind === 'unpark' && phase === 'waiting' && parked?.position;
+  if (!position) {
+    const { going } = operationTexts(kind, trans);
+    return {
+      state: 'moving',
+      icon: parkedIcon,
+      title: trans.__('%1 (click to cancel)', going),
+      announcement: going
+    };
+  }
+  const before = position - 1;
+  const waits =
+    before > 0
+      ? trans._n(
+          'GPU parked; waits for the GPU after one other kernel',
+          'GPU parked; waits for the GPU after %1 other kernels',
+          before
+        )
+      : trans.__('GPU parked; next in line, waits for room on the GPU');
+  return {
+    state: 'parked',
+    icon: parkedIcon,
+    label: trans.__('Parked, no. %1 in line', position),
+    title: trans.__('%1 (click to cancel)', waits),
+    announcement: waits
   };
 }
 

@@ -1,6 +1,7 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
 import hibernatedSvg from '../style/icons/hibernated.svg';
+import parkedSvg from '../style/icons/parked.svg';
 import restoreSvg from '../style/icons/restore.svg';
 import saveSvg from '../style/icons/save.svg';
 import savedSvg from '../style/icons/saved.svg';
@@ -22,6 +23,12 @@ export const savedIcon = new LabIcon({
 export const hibernatedIcon = new LabIcon({
   name: 'jupyter-gpu-ckpt:hibernated',
   svgstr: hibernatedSvg
+});
+
+/** A kernel whose GPU memory is in host memory. */
+export const parkedIcon = new LabIcon({
+  name: 'jupyter-gpu-ckpt:parked',
+  svgstr: parkedSvg
 });
 
 /** A state that is or can be restored. */

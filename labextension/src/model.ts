@@ -79,6 +79,11 @@ export class KernelStates implements IDisposable {
     return this._entries.get(kernelId) ?? UNKNOWN;
   }
 
+  /** Whether a kernel was seen that this node's driver can park. */
+  get hasGpu(): boolean {
+    return [...this._entries.values()].some(entry => entry.kernel?.can_park);
+  }
+
   /** Read a kernel anew. Never rejects: the entry then says why. */
   async refresh(kernelId: string): Promise<void> {
     const ticket = (this._tickets.get(kernelId) ?? 0) + 1;
@@ -187,6 +192,10 @@ export class KernelStates implements IDisposable {
     }
     if (!isFinal(operation)) {
       this._set(operation.kernel_id, { ...entry, operation });
+      if (operation.kind === 'unpark' && operation.phase === 'waiting') {
+        // Only the kernel tells what for.
+        void this.refresh(operation.kernel_id);
+      }
     }
     // At the end the entry keeps the operation until the read that follows,
     // so that the button does not flicker from saving over ready to saved.

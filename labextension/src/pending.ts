@@ -99,7 +99,7 @@ export class PendingRequests {
   /** Remember what is pending as a save or a restore begins. */
   onOperationStarted(follower: OperationFollower): void {
     const { kind, kernel_id } = follower.operation;
-    if (kind === 'verify') {
+    if (kind !== 'save' && kind !== 'restore') {
       return;
     }
     const known = new Set<string>();

@@ -165,6 +165,8 @@ export function aKernel(change: Partial<IKernel> = {}): IKernel {
     last_state: null,
     operation: null,
     restored_from: null,
+    parked: null,
+    can_park: true,
     ...change
   };
 }

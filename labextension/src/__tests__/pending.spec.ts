@@ -58,6 +58,14 @@ describe('PendingRequests', () => {
     expect(finished.future.dispose).not.toHaveBeenCalled();
   });
 
+  it('takes a park for no save', () => {
+    const done = jest.fn();
+    const operation = anOperation({ kind: 'park' });
+    const follower = { operation, done: { then: done } };
+    pending.onOperationStarted(follower as unknown as OperationFollower);
+    expect(done).not.toHaveBeenCalled();
+  });
+
   it('keeps only the running request of a state it did not see saved', () => {
     pending.abandonUnknown(restored('S2'));
     expect(running.future.dispose).not.toHaveBeenCalled();

@@ -1,0 +1,203 @@
+import type { JupyterFrontEnd } from '@jupyterlab/application';
+import { Notification } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+
+import { Actions } from '../actions';
+import type { IOperation, IParked, KernelStateAPI } from '../api';
+import { addCommands, CommandIDs } from '../commands';
+import { faceOf } from '../face';
+import type { LostKernels } from '../lost';
+import type { KernelStates } from '../model';
+import { Notices } from '../notices';
+import { Server, aKernel, aResult, anOperation, settle } from './fixtures';
+
+const trans = nullTranslator.load('');
+
+function aParked(change: Partial<IParked> = {}): IParked {
+  return {
+    since: '2026-12-02T15:00:00Z',
+    host_bytes: 2_000_000_000,
+    position: null,
+    waiting: null,
+    ...change
+  };
+}
+
+function aMove(change: Partial<IOperation> = {}): IOperation {
+  const result = aResult({ state_id: '', size: 2_000_000_000 });
+  return anOperation({ kind: 'park', status: 'done', result, ...change });
+}
+
+describe('The face of a parked kernel', () => {
+  function face(parked: IParked | null, operation: IOperation | null = null) {
+    return faceOf(
+      { kernel: aKernel({ parked }), error: null, operation },
+      trans
+    );
+  }
+
+  it('says so, and how much is in host memory', () => {
+    const { state, label, title } = face(aParked());
+    expect([state, label]).toEqual(['parked', 'Parked']);
+    expect(title).toContain('2 GB in host memory');
+  });
+
+  it('says what a cell waits for', () => {
+    const waiting = anOperation({ kind: 'unpark', phase: 'waiting' });
+    const third = face(aParked({ position: 3 }), waiting);
+    expect(third.label).toBe('Parked, no. 3 in line');
+    expect(third.title).toBe(
+      'GPU parked; waits for the GPU after 2 other kernels (click to cancel)'
+    );
+    expect(face(aParked({ position: 2 }), waiting).title).toContain(
+      'after one other kernel'
+    );
+    expect(face(aParked({ position: 1 }), waiting).title).toContain(
+      'waits for room on the GPU'
+    );
+    const moving = { ...waiting, phase: 'moving' };
+    expect(face(aParked({ position: 1 }), moving).title).toBe(
+      'Getting the kernel its GPU back… (click to cancel)'
+    );
+  });
+});
+
+describe('Parking', () => {
+  let server: Server;
+  let model: KernelStates;
+  let actions: Actions;
+  const park = jest.fn(async () => aMove());
+  const unpark = jest.fn(async () => aMove({ kind: 'unpark' }));
+  const save = jest.fn();
+  const commands = new CommandRegistry();
+
+  const state = (command: string, args = {}) => [
+    commands.isVisible(command, args),
+    commands.isEnabled(command, args)
+  ];
+
+  beforeEach(() => {
+    jest.useFakeTimers();
+    jest.clearAllMocks();
+    server = new Server();
+    model = server.model();
+    const api = { park, unpark, save } as unknown as KernelStateAPI;
+    actions = new Actions({
+      api,
+      model,
+      notices: new Notices(api, trans),
+      trans
+    } as unknown as Actions.IOptions);
+  });
+
+  afterEach(() => {
+    Notification.dismiss();
+    model.dispose();
+    jest.useRealTimers();
+  });
+
+  function said(): string[] {
+    jest.advanceTimersByTime(1000);
+    return Notification.manager.notifications.map(
+      ({ type, message }) => `${type} | ${message}`
+    );
+  }
+
+  it('is offered for what can be parked, and undone for what is', async () => {
+    const context = { path: 'a.ipynb', session: { kernel: { id: 'K1' } } };
+    const item = { dataset: { context: 'K2' } };
+    const app = {
+      commands,
+      contextMenuHitTest: () => item,
+      shell: { currentWidget: { sessionContext: context } }
+    } as unknown as JupyterFrontEnd;
+    const lost = {} as LostKernels;
+    addCommands({ actions, app, lost, model, palette: null, trans });
+
+    await model.refresh('K1');
+    expect(state(CommandIDs.park)).toEqual([true, true]);
+    expect(state(CommandIDs.unpark)).toEqual([false, false]);
+
+    server.kernel.mockResolvedValue(aKernel({ parked: aParked() }));
+    await model.refresh('K1');
+    expect(state(CommandIDs.park)).toEqual([false, false]);
+    expect(state(CommandIDs.unpark)).toEqual([true, true]);
+
+    for (const change of [
+      { execution_state: 'hibernated' },
+      { savable: false }
+    ]) {
+      server.kernel.mockResolvedValue(aKernel(change));
+      await model.refresh('K1');
+      expect(state(CommandIDs.park)).toEqual([true, false]);
+      expect(state(CommandIDs.unpark)).toEqual([false, false]);
+    }
+
+    // No page shows it: the server says whether it is parked.
+    const args = { runningPanel: true };
+    expect(state(CommandIDs.park, args)).toEqual([true, true]);
+    expect(state(CommandIDs.unpark, args)).toEqual([true, true]);
+    await commands.execute(CommandIDs.unpark, args);
+    expect(unpark).toHaveBeenCalledWith('K2');
+    context.session.kernel.id = '';
+    expect(state(CommandIDs.park)).toEqual([false, false]);
+
+    // A node without a GPU: nothing of it is seen.
+    context.session.kernel.id = 'K1';
+    server.kernel.mockResolvedValue(aKernel({ can_park: false }));
+    await model.refresh('K1');
+    for (const command of [CommandIDs.park, CommandIDs.unpark]) {
+      expect(state(command)[0]).toBe(false);
+      expect(state(command, args)[0]).toBe(false);
+    }
+  });
+
+  it('says how it went', async () => {
+    await actions.park('K1');
+    await actions.unpark('K1');
+    expect(said().sort()).toEqual([
+      'success | Kernel has its GPU back (2 GB in 1.2 s)',
+      'success | Kernel parked (2 GB of GPU memory in 1.2 s)'
+    ]);
+  });
+
+  it('ends with a click on the button', async () => {
+    server.kernel.mockResolvedValue(aKernel({ parked: aParked() }));
+    await model.refresh('K1');
+    await actions.click('K1', faceOf(model.entry('K1'), trans));
+    expect(unpark).toHaveBeenCalledWith('K1');
+    expect(save).not.toHaveBeenCalled();
+  });
+
+  it('offers to cancel the wait for the GPU, in words of its own', async () => {
+    await model.refresh('K1');
+    const kind = 'unpark';
+    model.follow(aMove({ kind, phase: 'waiting', status: 'running' }));
+    const clicked = actions.click('K1', faceOf(model.entry('K1'), trans));
+    await settle();
+    const dialog = document.querySelector('.jp-Dialog')!;
+    expect(dialog.textContent).toContain('Cancel Unparking');
+    expect(dialog.textContent).toContain('The kernel stays parked.');
+
+    // The question is moot when the kernel has its GPU.
+    server.operation.mockResolvedValue(aMove({ kind }));
+    server.sayOperation({ kind, status: 'done' });
+    await clicked;
+    expect(document.querySelector('.jp-Dialog')).toBeNull();
+  });
+
+  it('reads what is waited for anew as the wait goes on', async () => {
+    await model.refresh('K1');
+    const wait = { kind: 'unpark' as const, phase: 'waiting' };
+    for (const position of [2, 1]) {
+      server.kernel.mockResolvedValue(
+        aKernel({ parked: aParked({ position }) })
+      );
+      server.sayOperation(wait);
+      await settle();
+      expect(model.entry('K1').kernel?.parked?.position).toBe(position);
+      expect(model.entry('K1').operation?.kind).toBe('unpark');
+    }
+  });
+});
