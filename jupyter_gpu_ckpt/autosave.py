@@ -22,7 +22,7 @@ from .models import AutoSaveChoice, AutoSaveLimits, AutoSavePolicy, AutoSaves
 #: What users may change: the fields of a policy.
 FIELDS: Final = AutoSavePolicy.__struct_fields__
 #: Those of them that are seconds, 0 for off.
-SECONDS: Final = ("idle", "interval", "long_cell", "hibernate")
+SECONDS: Final = ("idle", "interval", "long_cell", "hibernate", "park")
 
 #: Where a kernelspec's or a notebook's metadata say how it is saved.
 METADATA: Final = "gpu_ckpt"
@@ -70,6 +70,15 @@ class AutoSave(Limited):
         help="Seconds without execution after which a kernel is saved and its process ended, which "
         "frees its memory; it stays listed and wakes by itself when a cell is run or its notebook "
         "opened. Default 0: never.",
+    )
+    park = Float(
+        0.0,
+        min=0.0,
+        max=_WEEK,
+        config=True,
+        help="Seconds without execution after which a kernel that uses a GPU is saved, where it "
+        "did something since its last save, and parked: its GPU memory moves to host memory, and "
+        "comes back when a cell is run. Default 0: never.",
     )
     before_shutdown = Bool(
         True,
@@ -150,15 +159,15 @@ class AutoSave(Limited):
         min=0.0,
         max=_WEEK,
         config=True,
-        help="Shortest idle, interval, long_cell and hibernate that users may choose, in seconds; "
-        "default 60.",
+        help="Shortest idle, interval, long_cell, hibernate and park that users may choose, in "
+        "seconds; default 60.",
     )
     locked = List(
         Unicode(),
         [],
         config=True,
         help="What users may not change: names of enabled, idle, interval, long_cell, hibernate, "
-        "before_shutdown, before_preemption, before_cull.",
+        "park, before_shutdown, before_preemption, before_cull.",
     )
     leave_alone = List(
         Unicode(),

@@ -41,6 +41,7 @@ _TIMES: Final = {
     "interval": "after {} of work",
     "long_cell": "after cells that run longer than {}",
     "hibernate": "and hibernated when idle for {}",
+    "park": "and parked, where it uses a GPU, when idle for {}",
 }
 
 

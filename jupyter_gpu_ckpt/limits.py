@@ -29,7 +29,7 @@ FILE: Final = Path("/etc/jupyter-gpu-ckpt/limits.json")
 #: Values that stand for no limit, or for never: nothing is more than they are.
 ENDLESS: Final[dict[str, object]] = {
     "quota": None, "max_age": None, "upload_bandwidth": 0,
-    "idle": 0, "interval": 0, "long_cell": 0, "hibernate": 0,
+    "idle": 0, "interval": 0, "long_cell": 0, "hibernate": 0, "park": 0,
 }  # fmt: skip
 
 

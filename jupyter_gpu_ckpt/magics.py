@@ -21,7 +21,7 @@ from . import durations, hooks
 from .refresh import MARK
 from .talk import COMM_ID
 
-_SECONDS: Final = {"idle", "interval", "long_cell", "hibernate"}
+_SECONDS: Final = {"idle", "interval", "long_cell", "hibernate", "park"}
 _SWITCHES: Final = {
     "shutdown": "before_shutdown",
     "preemption": "before_preemption",

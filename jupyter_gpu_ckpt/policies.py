@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -17,6 +19,7 @@ import msgspec
 from . import metrics
 from .alarms import Alarms
 from .autosave import AutoSave, UserChoice, from_metadata, merged
+from .capture.gpu_use import uses_driver
 from .endings import Endings
 from .errors import CkptError
 from .failed_saves import FailedSaves
@@ -115,7 +118,12 @@ class Policies:
         work, model = self.work_of(run.model.kernel_id), run.model
         if work is None:
             return
-        if model.kind not in ("save", "restore"):
+        if model.kind in ("park", "unpark"):
+            # What was unparked is wanted: it is not parked at once.
+            work.stay_on_gpu(work.policy.park)
+            if model.status == "failed" and model.error is not None:
+                self._not_parked(work, model.error.reason)
+        elif model.kind not in ("save", "restore"):
             pass  # nothing of its work is in a state now that was not before
         elif model.kind == "restore":
             if model.status == "done":
@@ -232,9 +240,12 @@ class Policies:
                 return
             if due[0] > time.monotonic():
                 self._alarms.set_by(work, due[0])
-            elif self._keeper.running(work.kernel.kernel_id) is None:
+            elif self._keeper.running(work.kernel.kernel_id) is not None:
+                pass  # looked at again when the operation ends
+            elif due[1] == "park":
+                await self._park(work)
+            else:
                 await self.save(work, due[1], hibernate=due[1] == "hibernate")
-            # else: looked at again when the operation ends
 
     async def save(self, work: Work, reason: str, *, hibernate: bool = False) -> bool:
         """Save a kernel now and wait for the end; whether there is a state of it.
@@ -245,13 +256,9 @@ class Policies:
         if await keeper.ability.error() is not None:
             work.put_off()
             return False
-        before = _activity(keeper.kernel_manager, work)
-        touched = work.touched_at
+        begin = keeper.hibernation.hibernate if hibernate else keeper.save
         try:
-            if hibernate:
-                await keeper.hibernation.hibernate(kernel_id, reason)
-            else:
-                await keeper.save(kernel_id, reason=reason)
+            operation = await self._unnoticed(work, partial(begin, kernel_id, reason=reason))
         except CkptError as error:
             if error.reason in _HERE_NEVER:
                 work.put_off()
@@ -260,13 +267,42 @@ class Policies:
                 self._tell(work, None, reason, error.message)
             self.worked(work)
             return False
-        run = keeper.running(kernel_id)
+        return operation.status == "done"
+
+    async def _unnoticed(self, work: Work, begin: Callable[[], Awaitable[Operation]]) -> Operation:
+        """Have an operation done that is no activity of the user's, nor are its callbacks."""
+        keeper = self._keeper
+        before, touched = _activity(keeper.kernel_manager, work), work.touched_at
+        operation = await begin()
+        run = keeper.running(work.kernel.kernel_id)
         assert run is not None and run.task is not None
         await asyncio.wait([run.task])
         if work.touched_at == touched:
-            # Callbacks that ran for the save are no activity of the user's.
             _restore_activity(keeper.kernel_manager, work, before)
-        return run.model.status == "done"
+        return operation
+
+    async def _park(self, work: Work) -> None:
+        """Free the GPUs of an idle kernel, once all that it did is in a state."""
+        keeper, kernel = self._keeper, work.kernel
+        pid, touched = kernel.pid, work.touched_at
+        if pid is None or not await in_thread(uses_driver, pid):
+            work.stay_on_gpu()
+        elif work.unsaved_since is not None and not await self.save(work, "idle"):
+            work.stay_on_gpu(self.settings.retry)
+        elif work.touched_at == touched:  # else it was used meanwhile
+            begin = partial(keeper.hibernation.parking.park, kernel.kernel_id, "idle")
+            try:
+                await self._unnoticed(work, begin)
+            except CkptError as error:
+                keeper.log.debug("Kernel %s is not parked: %s", kernel.kernel_id, error.message)
+                self._not_parked(work, error.reason)
+        self.worked(work)
+
+    def _not_parked(self, work: Work, reason: str) -> None:
+        if reason in _HERE_NEVER:
+            work.stay_on_gpu()
+        else:
+            work.stay_on_gpu(max(self.settings.retry, work.policy.park))
 
     def _tell(self, work: Work, path: str | None, reason: str, message: str) -> None:
         if work.failures == 1 or reason in ("shutdown", "preemption", "cull"):

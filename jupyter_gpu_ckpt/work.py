@@ -64,7 +64,7 @@ class Work:
         #: What the last save took: the time it froze the kernel, and all of it.
         self.frozen = self.seconds = 0.0
         self.failures = self.cull_failures = 0
-        self._not_before = now
+        self._not_before = self._not_parked_before = now
         self.has_hooks = False
 
     @property
@@ -99,6 +99,7 @@ class Work:
     def cell_started(self, at: float) -> None:
         """A cell runs since that Unix time."""
         self._is_running, self._is_pristine = True, False
+        self._not_parked_before = self.touched_at
         self._touched(_monotonic(at))
 
     def cell_ended(self, at: float, seconds: float) -> None:
@@ -146,6 +147,10 @@ class Work:
         """It cannot be saved here or now: look again after a wait."""
         self._not_before = time.monotonic() + seconds
 
+    def stay_on_gpu(self, seconds: float = _LONGEST_BACKOFF) -> None:
+        """It is not to be parked before a wait, or a cell."""
+        self._not_parked_before = time.monotonic() + seconds
+
     def _saves_due(self, max_cost: float) -> list[tuple[float, str]]:
         """When each policy wants what is in no state yet to be saved."""
         policy, times = self.policy, list[tuple[float, str]]()
@@ -165,7 +170,7 @@ class Work:
     def due(self, max_cost: float) -> tuple[float, str] | None:
         """When it is to be saved next and which policy says so; ``None``: not as it is now.
 
-        With ``hibernate`` its process is to be ended too.
+        With ``hibernate`` its process is to be ended too, with ``park`` its GPUs to be freed.
 
         Parameters
         ----------
@@ -176,10 +181,14 @@ class Work:
         if not policy.enabled:
             return None
         times = self._saves_due(max_cost)
-        if policy.hibernate and not (
+        if (policy.hibernate or policy.park) and not (
             self._is_running or self._is_pristine or self.kernel.is_hibernated
         ):
-            times.append((self.touched_at + policy.hibernate, "hibernate"))
+            if policy.hibernate:
+                times.append((self.touched_at + policy.hibernate, "hibernate"))
+            if policy.park and self.kernel.parked is None:
+                idle = self.touched_at + policy.park
+                times.append((max(idle, self._not_parked_before), "park"))
         if not times:
             return None
         when, reason = min(times)

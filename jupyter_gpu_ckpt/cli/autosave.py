@@ -33,6 +33,9 @@ def _seconds(text: str) -> float:
     "--hibernate", type=_seconds, metavar="TIME", help="Save and stop after so long without work."
 )
 @click.option(
+    "--park", type=_seconds, metavar="TIME", help="Save and free its GPUs after so long idle."
+)
+@click.option(
     "--before-shutdown/--no-before-shutdown", default=None, help="Save before the server stops."
 )
 @click.option(
@@ -97,6 +100,7 @@ _WORDS = {
     "interval": "after work of",
     "long_cell": "after cells longer than",
     "hibernate": "and hibernated when idle for",
+    "park": "and parked, with a GPU, when idle for",
     "before_shutdown": "before the server stops",
     "before_preemption": "when the server's end is foretold",
     "before_cull": "before it is culled",

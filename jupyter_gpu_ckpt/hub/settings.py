@@ -182,6 +182,7 @@ class GpuCkptHub(LoggingConfigurable):
     interval = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.interval.")
     long_cell = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.long_cell.")
     hibernate = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.hibernate.")
+    park = Float(None, allow_none=True, min=0.0, config=True, help="As AutoSave.park.")
     before_shutdown = Bool(None, allow_none=True, config=True, help="As AutoSave.before_shutdown.")
     before_preemption = Bool(
         None, allow_none=True, config=True, help="As AutoSave.before_preemption."
@@ -191,8 +192,8 @@ class GpuCkptHub(LoggingConfigurable):
         60.0,
         min=0.0,
         config=True,
-        help="Shortest idle, interval, long_cell and hibernate that users may choose, in seconds; "
-        "default 60.",
+        help="Shortest idle, interval, long_cell, hibernate and park that users may choose, in "
+        "seconds; default 60.",
     )
     shutdown_deadline = Float(
         20.0,

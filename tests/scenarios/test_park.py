@@ -22,7 +22,7 @@ pytestmark = pytest.mark.root
 MIB = 1 << 20
 #: What each kernel has: one fits, two do not.
 SIZE = 24
-CONFIG = {"GpuCkpt": {"gpu_timeout": 10.0, "park_others": False}}
+CONFIG = {"GpuCkpt": {"gpu_timeout": 10.0, "park_others": False}, "AutoSave": {"shortest": 0.2}}
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,10 @@ def park(client: Client, kernel: KernelClient) -> dict[str, Any]:
 
 def parked(client: Client, kernel: KernelClient) -> Any:
     return client.get(f"{API}kernels/{kernel.id}")["parked"]
+
+
+def phase(client: Client, operation: dict[str, Any]) -> Any:
+    return client.get(f"{API}operations/{operation['id']}")["phase"]
 
 
 def refused(client: Client, kernel: KernelClient, what: str) -> str:
@@ -165,6 +169,59 @@ def test_cells_wait_for_the_gpu_in_turn_and_can_be_given_up(
     assert checksum(second, SIZE) == sums[1]
     park(client, second)
     assert checksum(third, SIZE) == sums[2]
+
+
+def test_a_kernel_that_is_idle_for_long_is_saved_and_parked(
+    server: JupyterServer, node: GpuNode
+) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("idle.ipynb"))
+    plain = client.start(server.home.add_notebook("plain.ipynb"))
+    data = hold(kernel, SIZE)
+    plain.run("x = 1")
+    wait_for("idle", lambda: client.execution_state(kernel.id) == "idle", 30)
+    activity = client.get(f"api/kernels/{kernel.id}")["last_activity"]
+    for one in (plain, kernel):
+        body = {"idle": 0, "park": 0.5}
+        client.request("PUT", f"{API}kernels/{one.id}/autosave", body=body)
+    wait_for("it is parked", lambda: parked(client, kernel), 30)
+    assert [state["reason"] for state in client.states(kernel=kernel.id)] == ["idle"]
+    assert client.get(f"api/kernels/{kernel.id}")["last_activity"] == activity
+    # Unparked by hand it has its time again; nothing changed that were to be saved.
+    client.done(client.post(f"{API}kernels/{kernel.id}/unpark"))
+    assert parked(client, kernel) is None
+    wait_for("it is parked again", lambda: parked(client, kernel), 30)
+    assert len(client.states(kernel=kernel.id)) == 1
+    assert checksum(kernel, SIZE) == data
+    # One without a GPU is none of this policy's.
+    assert client.states(kernel=plain.id) == []
+
+
+def test_a_wait_for_the_gpu_is_cancelled_and_a_park_is_undone_by_a_cell(
+    server: JupyterServer, node: GpuNode
+) -> None:
+    client = server.client
+    first = client.start(server.home.add_notebook("waits.ipynb"))
+    data = hold(first, SIZE)
+    park(client, first)
+    second = client.start(server.home.add_notebook("has.ipynb"))
+    held = hold(second, SIZE)
+    unpark = client.post(f"{API}kernels/{first.id}/unpark")
+    wait_for("it waits", lambda: parked(client, first)["waiting"], 30)
+    client.delete(f"{API}operations/{unpark['id']}")
+    assert client.finished(unpark)["status"] == "cancelled"
+    now = parked(client, first)
+    assert now is not None and now["waiting"] is None
+    # The cell comes while the memory is on its way.
+    node.machine.faults("cuCheckpointProcessCheckpoint * delay 1000")
+    operation = begin(client, second, "park")
+    wait_for("it moves", lambda: phase(client, operation) in ("moving", "finished"), 30)
+    assert checksum(second, SIZE) == held
+    client.finished(operation)
+    assert parked(client, second) is None
+    node.machine.faults()
+    park(client, second)
+    assert checksum(first, SIZE) == data
 
 
 def test_idle_kernels_make_room_where_that_is_allowed(place: Path, node: GpuNode) -> None:

@@ -82,6 +82,18 @@ def test_an_idle_kernel_is_saved_once_per_change(server: JupyterServer, start: S
     assert reasons(server, kernel) == ["user", "idle", "idle"]
 
 
+def test_a_check_of_a_state_is_no_save(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run("x = 1")
+    state = server.client.save(kernel)["result"]["state_id"]
+    kernel.run("x = 2")
+    server.client.done(server.client.post(f"gpu-ckpt/api/states/{state}/verify"))
+    events = server.client.events()
+    choose(server, kernel, idle=0.3)
+    saved(events, kernel, "idle")
+    assert reasons(server, kernel) == ["idle", "user"]
+
+
 def test_work_is_saved_at_intervals_and_after_long_cells(
     server: JupyterServer, start: Start
 ) -> None:
