@@ -168,7 +168,8 @@ class Hub:
                 "accounts": {
                     name: {
                         "user": home.user.name if home.user is not None else "root",
-                        "home": str(home.path), "environment": home.environment(),
+                        "home": str(home.path),
+                        "environment": {**home.environment(), **self._older},
                     }
                     for name, home in self._accounts.items()
                 },

@@ -11,10 +11,12 @@ from typing import Literal
 
 import psutil
 import pytest
+import requests
 
 from tests.harness.client import ApiError, Client, KernelClient, wait_for
 from tests.harness.hub import Hub
-from tests.harness.server import Home, shared_folder
+from tests.harness.server import Home, free_port, shared_folder
+from tests.hub.test_service import Browser
 
 SLOW_TO_SAVE = """
 import time
@@ -66,8 +68,14 @@ def test_a_server_that_the_hub_culls_saves_its_kernels_first(
     home: Home, release: Literal[5, 6]
 ) -> None:
     # The hub sends SIGINT, and where that takes longer SIGTERM; here in the middle of a save.
-    impatient = "c.LocalProcessSpawner.interrupt_timeout = 1"
-    with Hub(home, more=impatient, release=release) as hub:
+    page = f"url='http://127.0.0.1:{free_port()}', folder={str(home.path / 'page')!r}, interval=1"
+    more = f"""
+c.LocalProcessSpawner.interrupt_timeout = 1
+from jupyter_gpu_ckpt.hub import add_admin_page
+add_admin_page(c, {page})
+"""
+    place = {"GpuCkptHub": {"store_url": str(home.path / "states")}}
+    with Hub(home, hub_config=place, more=more, release=release) as hub:
         assert hub.version.startswith(f"{release}.")
         client = hub.start("alice")
         server = hub.server_environment("alice")
@@ -95,6 +103,18 @@ def test_a_server_that_the_hub_culls_saves_its_kernels_first(
         assert f"single-user server extension version {release}." in hub.log(2000)
         assert before["JUPYTERHUB_SERVICE_URL"] == server["JUPYTERHUB_SERVICE_URL"]
         assert after["JUPYTERHUB_SERVICE_URL"] == restarted["JUPYTERHUB_SERVICE_URL"]
+
+        # The page of all states works with both releases, for who has logged in and for programs.
+        url = f"{hub.url}/services/gpu-ckpt"
+        alice = Browser(hub, "alice")
+        mine = alice.get(f"{url}/", timeout=30)
+        assert mine.url == f"{url}/users/alice" and "book.ipynb" in mine.text
+        form = f"{url}/users/alice/states/{lost['state']['id']}/pin"
+        assert "The state is pinned" in alice.post_form(form, mine.text, pinned="yes").text
+        hub.add_user("bob")
+        headers = {"Authorization": f"token {hub.token_of('bob')}"}
+        answer = requests.get(f"{url}/api/users/alice", headers=headers, timeout=30)
+        assert answer.status_code == 404
 
 
 def test_a_culler_with_the_hook_lets_a_save_end_first(hub: Hub) -> None:
