@@ -119,7 +119,7 @@ describe('RestoreDialog', () => {
     await show();
     expect(find('.jp-gpu-ckpt-empty').textContent).toContain('No saved state');
     for (const name of ['delete', 'open-new', 'rollback']) {
-      expect(offers(name)).toBe(false);
+      await until(() => !offers(name));
     }
     states = [aState({ id: 'S1' })];
     server.sayOperation({ status: 'done' });
