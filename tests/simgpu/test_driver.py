@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import textwrap
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -358,7 +359,10 @@ def test_a_process_can_fail_for_good_and_its_caller_can_be_killed(
     machine: Machines, program: Programs, outside: Outsides
 ) -> None:
     here = machine()
-    one, _ = holder(program, here)
+    # It stays when its calls fail, to be asked for its state.
+    stays = "except CudaError as error:\n    say(error)\n    time.sleep(100)\n"
+    one = program(here, "try:\n" + textwrap.indent(HOLDER, "    ") + stays)
+    one.wait_line("holds")
     other = outside(here)
     here.faults(f"{STEPS['lock']} 1 kill")
     other.start("lock", one.pid)
