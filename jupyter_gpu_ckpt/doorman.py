@@ -137,11 +137,8 @@ class HeldMessage:
 
     def refuse(self, error: CkptError, name: str = "KernelNotRestored") -> None:
         """Answer an execute request in the kernel's place: its cell ends with the error."""
-        try:
-            header, _ = self._read()
-            if header["msg_type"] != "execute_request":
-                return
-        except _MALFORMED:
+        header = self._cell()
+        if header is None:
             return
         text = error.message + (f" {error.hint}" if error.hint else "")
         fault = {"ename": name, "evalue": text, "traceback": [text]}
@@ -152,16 +149,21 @@ class HeldMessage:
 
     def tell(self, text: str | None) -> None:
         """Let an execute request's cell show a line while it waits; ``None`` takes it away."""
-        try:
-            header, _ = self._read()
-            if header["msg_type"] != "execute_request":
-                return
-        except _MALFORMED:
+        header = self._cell()
+        if header is None:
             return
         if text is None:
             self._say("iopub", "clear_output", {"wait": False}, header)
         else:
             self._say("iopub", "stream", {"name": "stderr", "text": f"{text}\n"}, header)
+
+    def _cell(self) -> dict[str, Any] | None:
+        """The header, where this is an execute request."""
+        try:
+            header, _ = self._read()
+            return header if header["msg_type"] == "execute_request" else None
+        except _MALFORMED:
+            return None
 
     def tell_starting(self) -> None:
         """Let the page show that the kernel is on its way."""

@@ -130,8 +130,7 @@ class Endings:
         for kernel_id, why in failed.items():
             run = self._keeper.running(kernel_id)
             if run is not None:
-                run.cancel_flag.set()
-                run.cancel_event.set()
+                run.cancel()
             path = paths.get(kernel_id)
             self._keeper.log.warning(
                 "Not saved before the server stops: kernel %s (%s): %s", kernel_id, path, why

@@ -376,8 +376,7 @@ class Keeper(GpuCkpt):
         self.hibernation.stopping(kernel_id)
         run = self.running(kernel_id)
         if run is not None:
-            run.cancel_flag.set()
-            run.cancel_event.set()
+            run.cancel()
 
     def _on_ended(self, kernel_id: str) -> None:
         self.policies.kernel_ended(kernel_id)

@@ -109,6 +109,11 @@ class Run:
 
         return advance
 
+    def cancel(self) -> None:
+        """Ask the work to stop; it does where it may: see :meth:`check_cancelled`."""
+        self.cancel_flag.set()
+        self.cancel_event.set()
+
     def check_cancelled(self) -> None:
         """Raise CkptError ``cancelled`` when the user asked to cancel and it is still possible."""
         if self.cancellable and self.cancel_flag.is_set():
@@ -263,8 +268,7 @@ class Operations:
                 "The operation can no longer be cancelled.",
                 hint="It ends by itself in a moment.",
             )
-        run.cancel_flag.set()
-        run.cancel_event.set()
+        run.cancel()
         return run.model
 
     async def stop(self, timeout: float) -> None:
@@ -272,8 +276,7 @@ class Operations:
         tasks = []
         for run in self._runs.values():
             if run.model.status not in _FINAL and run.task is not None:
-                run.cancel_flag.set()
-                run.cancel_event.set()
+                run.cancel()
                 tasks.append(run.task)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=timeout)

@@ -312,8 +312,7 @@ class Parking:
                 if running is None:
                     running = await self._begin(entry, "execute")
                 elif running.model.kind == "park":
-                    running.cancel_flag.set()
-                    running.cancel_event.set()
+                    running.cancel()
                 if running.task is not None:
                     await asyncio.wait([running.task])
         except CkptError as error:

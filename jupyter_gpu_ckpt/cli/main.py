@@ -116,18 +116,23 @@ def save(
     report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
 
 
+def _done(target: Target, kernel: str, action: str, *, wait: bool, timeout: float) -> Operation:
+    """Have something done with a kernel, and follow it."""
+    server, found = target.kernel(kernel)
+
+    def start() -> Operation:
+        return server.post(Operation, "kernels", found.id, action)
+
+    return follow.run(server, start, wait=wait, timeout=timeout)
+
+
 @cli.command()
 @click.argument("kernel")
 @wait_options
 @server_options
 def hibernate(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
     """Save KERNEL and end its process until somebody needs it."""
-    server, found = target.kernel(kernel)
-
-    def start() -> Operation:
-        return server.post(Operation, "kernels", found.id, "hibernate")
-
-    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+    report(_done(target, kernel, "hibernate", wait=not no_wait, timeout=timeout), as_json)
 
 
 @cli.command()
@@ -136,12 +141,7 @@ def hibernate(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout
 @server_options
 def wake(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
     """Bring the hibernated KERNEL back; running a cell does it too."""
-    server, found = target.kernel(kernel)
-
-    def start() -> Operation:
-        return server.post(Operation, "kernels", found.id, "wake")
-
-    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+    report(_done(target, kernel, "wake", wait=not no_wait, timeout=timeout), as_json)
 
 
 @cli.command()
@@ -150,12 +150,7 @@ def wake(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: flo
 @server_options
 def park(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
     """Move the GPU memory of KERNEL to this machine's memory, which frees the GPU."""
-    server, found = target.kernel(kernel)
-
-    def start() -> Operation:
-        return server.post(Operation, "kernels", found.id, "park")
-
-    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+    report(_done(target, kernel, "park", wait=not no_wait, timeout=timeout), as_json)
 
 
 @cli.command()
@@ -164,12 +159,7 @@ def park(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: flo
 @server_options
 def unpark(target: Target, as_json: bool, kernel: str, no_wait: bool, timeout: float) -> None:
     """Give the parked KERNEL its GPU back; running a cell does it too."""
-    server, found = target.kernel(kernel)
-
-    def start() -> Operation:
-        return server.post(Operation, "kernels", found.id, "unpark")
-
-    report(follow.run(server, start, wait=not no_wait, timeout=timeout), as_json)
+    report(_done(target, kernel, "unpark", wait=not no_wait, timeout=timeout), as_json)
 
 
 @cli.command()
