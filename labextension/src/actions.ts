@@ -2,7 +2,7 @@ import type { ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
-import type { IOperation, IState, KernelStateAPI } from './api';
+import type { IOperation, IState, KernelStateAPI, OperationKind } from './api';
 import {
   confirmCancel,
   confirmDelete,
@@ -18,6 +18,7 @@ import type { Notices } from './notices';
 import type { KernelPages } from './pages';
 import { attachPages } from './pages';
 import type { RequestError } from './request';
+import { operationTexts } from './texts';
 
 /** What a command acts on: a kernel, a notebook, or a kernel of a notebook. */
 export interface ITarget {
@@ -59,9 +60,7 @@ export class Actions {
 
   /** Save a kernel, and tell how that went. */
   async save(kernelId: string): Promise<void> {
-    await this._run(this._options.trans.__('Saving Kernel State Failed'), api =>
-      api.save(kernelId)
-    );
+    await this._run(this._failed('save'), api => api.save(kernelId));
   }
 
   /** Save a kernel and end its process until it is needed. */
@@ -73,16 +72,12 @@ export class Actions {
 
   /** Move a kernel's GPU memory to host memory until it is needed. */
   async park(kernelId: string): Promise<void> {
-    await this._run(this._options.trans.__('Parking Kernel Failed'), api =>
-      api.park(kernelId)
-    );
+    await this._run(this._failed('park'), api => api.park(kernelId));
   }
 
   /** Give a parked kernel its GPU back. */
   async unpark(kernelId: string): Promise<void> {
-    await this._run(this._options.trans.__('Unparking Kernel Failed'), api =>
-      api.unpark(kernelId)
-    );
+    await this._run(this._failed('unpark'), api => api.unpark(kernelId));
   }
 
   /** Let the user choose a state and what to do with it. */
@@ -108,6 +103,10 @@ export class Actions {
     }
   }
 
+  private _failed(kind: OperationKind): string {
+    return operationTexts(kind, this._options.trans).failed;
+  }
+
   private async _offerCancel(operation: IOperation): Promise<void> {
     const { model, notices, trans } = this._options;
     const { kind } = operation;
@@ -121,10 +120,9 @@ export class Actions {
   }
 
   private async _rollBack({ gpuMap, state }: IRestoreChoice): Promise<void> {
-    const { pages, serviceManager, trans } = this._options;
-    const operation = await this._run(
-      trans.__('Restoring Kernel State Failed'),
-      api => api.restore(state.id, 'rollback', gpuMap)
+    const { pages, serviceManager } = this._options;
+    const operation = await this._run(this._failed('restore'), api =>
+      api.restore(state.id, 'rollback', gpuMap)
     );
     if (operation?.result) {
       await attachPages(
@@ -137,10 +135,9 @@ export class Actions {
   }
 
   private async _openAsNew({ gpuMap, state }: IRestoreChoice): Promise<void> {
-    const { commands, serviceManager, trans } = this._options;
-    const operation = await this._run(
-      trans.__('Restoring Kernel State Failed'),
-      api => api.restore(state.id, 'new', gpuMap)
+    const { commands, serviceManager } = this._options;
+    const operation = await this._run(this._failed('restore'), api =>
+      api.restore(state.id, 'new', gpuMap)
     );
     if (operation?.result) {
       await serviceManager.kernels.refreshRunning();

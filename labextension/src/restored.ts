@@ -10,6 +10,7 @@ import type { KernelPages } from './pages';
 import { refreshStatus } from './pages';
 import { PendingRequests, cellsOf } from './pending';
 import { RememberedRestores } from './remembered';
+import { operationTexts } from './texts';
 
 /** How long a page may take to get a kernel that was restored for it, in milliseconds. */
 const ATTACHING = 60_000;
@@ -101,7 +102,7 @@ export class RestoredKernels {
     // should have woken a hibernated kernel says why it did not.
     if (cause === 'death' && this._concerns(kernel_id)) {
       notices.error(
-        trans.__('Restoring Kernel State Failed'),
+        operationTexts('restore', trans).failed,
         {
           message: message ?? trans.__('The cause is not known.'),
           reason: 'restore_failed',
