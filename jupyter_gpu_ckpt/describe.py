@@ -200,7 +200,7 @@ def kernel(
         operation=operation,
         restored_from=restored_from,
         parked=parked,
-        can_park=can_park and not hibernated,
+        can_park=can_park,
     )
 
 
