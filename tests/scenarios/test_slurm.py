@@ -92,7 +92,7 @@ def test_the_next_job_goes_on_where_the_last_one_was_killed(home: Home) -> None:
             30,
         )
         # Nobody asked for it; the loop goes on, from where it was.
-        assert client.execution_state(kernel.id) == "busy"
+        wait_for("it trains again", lambda: client.execution_state(kernel.id) == "busy", 20)
         back = client.connect(kernel.id, channel="control")
         client.post(f"api/kernels/{kernel.id}/interrupt")
         wait_for("it is idle", lambda: client.execution_state(kernel.id) == "idle", 20)
