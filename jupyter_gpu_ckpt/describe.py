@@ -120,7 +120,7 @@ def _gpu(record: StateRecord, choices: Mapping[str, Sequence[Gpu]]) -> SavedGpus
     return SavedGpus(
         memory=use.memory,
         processes=len(use.processes),
-        driver=use.driver or record.meta.node.get("driver"),
+        driver=record.meta.node.get("driver"),
         blocked_seconds=use.blocked_s,
         gpus=[
             SavedGpu(

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import CkptError
 from .gpu_words import gpu_error
+from .wording import listed
 
 Doing = Literal["save", "restore"]
 
@@ -382,7 +383,7 @@ def _pid_in_use(pids: Any, details: str | None) -> CkptError:
         for entry in pids or []
         if isinstance(entry, dict) and "pid" in entry
     ]
-    what = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+    what = listed(names)
     return CkptError(
         "pid_in_use",
         "A process number that the kernel needs is taken on this node"

@@ -19,6 +19,7 @@ from ..models import Difference
 from .elf import build_id
 from .images import MappedFile
 from .protocol import Probe
+from .wording import listed
 
 # Instruction sets that libraries choose at start and then use without asking again. Flags
 # beyond these (power management, mitigations, virtualisation) do not reach a program.
@@ -126,7 +127,7 @@ def _processor(saved: NodeInfo, here: NodeInfo) -> list[Difference]:
         flag for flag in set(saved.cpu_flags) - set(here.cpu_flags) if _MATTERS.match(flag)
     )
     if missing:
-        shown = ", ".join(missing[:8]) + (" and others" if len(missing) > 8 else "")
+        shown = listed(missing, 8)
         message = f"The processor here lacks features that the kernel may be using: {shown}."
         return [Difference("cpu", message, True, saved.cpu_model, here.cpu_model)]
     if saved.cpu_model != here.cpu_model:

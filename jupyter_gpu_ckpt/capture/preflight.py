@@ -16,6 +16,7 @@ from .images import MappedFile
 from .node import NodeInfo, differences
 from .protocol import Probe
 from .sockets import is_local
+from .wording import listed
 
 _NVIDIA: Final = "/dev/nvidia"
 _OTHER_GPU: Final = re.compile(r"/dev/(dri/|kfd$)")
@@ -212,9 +213,8 @@ def _taken_pids(pids: Sequence[int], ending: Collection[int]) -> list[Difference
     taken = [pid for pid in pids if pid not in ending and os.path.exists(f"/proc/{pid}")]
     if not taken:
         return []
-    names = [f"{pid} ({procfs.status(pid).get('Name', '?')})" for pid in taken[:5]]
-    shown = ", ".join(names) + (" and others" if len(taken) > 5 else "")
-    message = f"Process numbers that the kernel needs are taken on this node: {shown}."
+    names = [f"{pid} ({procfs.status(pid).get('Name', '?')})" for pid in taken]
+    message = f"Process numbers that the kernel needs are taken on this node: {listed(names)}."
     numbers = ", ".join(map(str, taken))
     return [Difference("pid", message, True, None, numbers, "rollback")]
 

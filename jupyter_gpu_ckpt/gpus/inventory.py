@@ -80,13 +80,13 @@ class CudaGpu(msgspec.Struct, frozen=True):
 class GpuUse(msgspec.Struct, frozen=True):
     """What a state has of GPUs: ``gpu`` in ``kernel-capture``'s event ``done``.
 
-    ``blocked_s`` is for how many seconds the kernel's calls of the driver waited.
+    ``blocked_s`` is for how many seconds the kernel's calls of the driver waited. Which driver it
+    was, the state's node says (``NodeInfo.driver``).
     """
 
     processes: list[CudaProcess] = []
     gpus: list[CudaGpu] = []
     cuda_version: int | None = None
-    driver: str | None = None
     blocked_s: float = 0.0
 
     @property

@@ -188,6 +188,10 @@ def test_taken_pids_are_named() -> None:
     assert error.reason == "pid_in_use"
     assert "7 (sshd), 8." in error.message
     assert explain({"reason": "pid_in_use", "pids": None}, doing="restore").reason == "pid_in_use"
+    many = [{"pid": pid} for pid in range(1, 7)]
+    for pids, end in ((many[:5], "1, 2, 3, 4, 5."), (many, "1, 2, 3, 4, 5 and others.")):
+        message = explain({"reason": "pid_in_use", "pids": pids}, doing="restore").message
+        assert message.endswith(f": {end}")
 
 
 def test_odd_events_do_no_harm() -> None:

@@ -170,6 +170,11 @@ def test_a_state_names_the_gpus_that_its_kernel_used() -> None:
         gpu = describe.state(a_record(gpu=use)).gpu
         used = ([one.name for one in gpu.gpus if one.used], gpu.memory) if gpu else None
         assert used == known
+    # Which driver it was is said once, of the node.
+    node = {"driver": "580.95.05"}
+    told = {"processes": processes, "gpus": gpus, "driver": "1.0"}
+    gpu = describe.state(a_record(gpu=told, node=node)).gpu
+    assert gpu is not None and gpu.driver == "580.95.05"
 
 
 def test_pins_and_labels(api: Api, shell: Shell, two_states: tuple[str, str]) -> None:
