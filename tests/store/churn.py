@@ -128,6 +128,7 @@ def _start(root: Path, seed: int) -> int:
         return pid
     try:
         os.close(0)
+        os.nice(5)  # who kills them comes first
         _work(root, seed)
     except BaseException:
         traceback.print_exc()
@@ -137,7 +138,6 @@ def _start(root: Path, seed: int) -> int:
 def main() -> None:
     """Serve commands until the end of the input, then kill what runs."""
     root = Path(sys.argv[1])
-    os.nice(5)  # who kills them comes first
     running: set[int] = set()
     for line in sys.stdin:
         command, *words = line.split()

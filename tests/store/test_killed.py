@@ -24,7 +24,8 @@ from .conftest import disk_bytes
 Packs = set[tuple[str, int]]
 
 ROUNDS = 1000
-SECONDS = 50.0
+#: It takes half a minute of two cores; more where others want them too.
+SECONDS = 400.0
 
 
 class Zygote:
@@ -62,14 +63,19 @@ def zygote(fast_root: Path) -> Iterator[Zygote]:
     zygote.end()
 
 
+@pytest.mark.timeout(2 * SECONDS)
 def test_a_thousand_deaths(fast_root: Path, zygote: Zygote) -> None:
-    """Processes that save, read, delete and collect at once; one of them dies in each round."""
+    """Processes that save, read, delete and collect at once; one of them dies in each round.
+
+    What a death has harmed is still harmed a round later: all is looked at after every second one.
+    """
     store, dice = StateStore(fast_root, "ada", workers=1), random.Random(20261202)
     pids = [int(zygote.ask("start", n)) for n in range(4)]
     until = time.monotonic() + SECONDS
     rounds = stopped = 0
     intact: dict[str, Packs] = {}
-    while rounds < ROUNDS and time.monotonic() < until:
+    while rounds < ROUNDS:
+        assert time.monotonic() < until, f"only {rounds} rounds in {SECONDS} seconds"
         victim = dice.randrange(len(pids))
         if dice.random() < 0.1:
             # It does nothing for a while, and then goes on where it was.
@@ -81,11 +87,12 @@ def test_a_thousand_deaths(fast_root: Path, zygote: Zygote) -> None:
         assert zygote.ask("kill", pids[victim]) == "killed", "it failed before it was killed"
         pids[victim] = int(zygote.ask("start", 1000 + rounds))
         rounds += 1
-        look(store, intact)
+        if rounds % 2 == 0:
+            look(store, intact)
     for pid in pids:
         assert zygote.ask("kill", pid) == "killed", "it failed before it was killed"
     print(f"{rounds} rounds, {len(intact)} states, {stopped} stops")
-    assert rounds >= 200 and len(intact) >= 50, "the machine is too slow for this to show anything"
+    assert len(intact) >= 50, "too few states were saved for this to show anything"
     # In the end the space is what the states need.
     for path in fast_root.glob("*/writers/*"):
         os.utime(path, (0, 0))
