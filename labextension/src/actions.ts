@@ -15,6 +15,7 @@ import type { IFace } from './face';
 import type { OperationFollower } from './follower';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
+import { subject } from './notices';
 import type { KernelPages } from './pages';
 import { attachPages } from './pages';
 import type { RequestError } from './request';
@@ -48,8 +49,10 @@ export class Actions {
     if (operation) {
       await this._offerCancel(operation);
     } else if (kernel?.execution_state === 'hibernated') {
-      await this._run(trans.__('Waking the Kernel Failed'), api =>
-        api.wake(kernelId)
+      await this._run(
+        trans.__('Waking the Kernel Failed'),
+        subject('restore', kernelId),
+        api => api.wake(kernelId)
       );
     } else if (kernel?.parked) {
       await this.unpark(kernelId);
@@ -60,24 +63,26 @@ export class Actions {
 
   /** Save a kernel, and tell how that went. */
   async save(kernelId: string): Promise<void> {
-    await this._run(this._failed('save'), api => api.save(kernelId));
+    await this._do('save', kernelId, api => api.save(kernelId));
   }
 
   /** Save a kernel and end its process until it is needed. */
   async hibernate(kernelId: string): Promise<void> {
-    await this._run(this._options.trans.__('Hibernating Failed'), api =>
-      api.hibernate(kernelId)
+    await this._run(
+      this._options.trans.__('Hibernating Failed'),
+      subject('save', kernelId),
+      api => api.hibernate(kernelId)
     );
   }
 
   /** Move a kernel's GPU memory to host memory until it is needed. */
   async park(kernelId: string): Promise<void> {
-    await this._run(this._failed('park'), api => api.park(kernelId));
+    await this._do('park', kernelId, api => api.park(kernelId));
   }
 
   /** Give a parked kernel its GPU back. */
   async unpark(kernelId: string): Promise<void> {
-    await this._run(this._failed('unpark'), api => api.unpark(kernelId));
+    await this._do('unpark', kernelId, api => api.unpark(kernelId));
   }
 
   /** Let the user choose a state and what to do with it. */
@@ -103,8 +108,14 @@ export class Actions {
     }
   }
 
-  private _failed(kind: OperationKind): string {
-    return operationTexts(kind, this._options.trans).failed;
+  /** Start an operation on a kernel and see it through. */
+  private _do(
+    kind: OperationKind,
+    kernelId: string,
+    start: (api: KernelStateAPI) => Promise<IOperation>
+  ): Promise<IOperation | null> {
+    const { failed } = operationTexts(kind, this._options.trans);
+    return this._run(failed, subject(kind, kernelId), start);
   }
 
   private async _offerCancel(operation: IOperation): Promise<void> {
@@ -121,7 +132,7 @@ export class Actions {
 
   private async _rollBack({ gpuMap, state }: IRestoreChoice): Promise<void> {
     const { pages, serviceManager } = this._options;
-    const operation = await this._run(this._failed('restore'), api =>
+    const operation = await this._do('restore', state.kernel_id, api =>
       api.restore(state.id, 'rollback', gpuMap)
     );
     if (operation?.result) {
@@ -136,7 +147,7 @@ export class Actions {
 
   private async _openAsNew({ gpuMap, state }: IRestoreChoice): Promise<void> {
     const { commands, serviceManager } = this._options;
-    const operation = await this._run(this._failed('restore'), api =>
+    const operation = await this._do('restore', state.kernel_id, api =>
       api.restore(state.id, 'new', gpuMap)
     );
     if (operation?.result) {
@@ -180,10 +191,13 @@ export class Actions {
   /**
    * Start an operation and see it through.
    *
+   * @param failure - the title of what is known where it could not be started
+   * @param about - of what else is told of this only the last is of use
    * @returns the operation at its end, `null` where it could not be started
    */
   private async _run(
     failure: string,
+    about: string,
     start: (api: KernelStateAPI) => Promise<IOperation>
   ): Promise<IOperation | null> {
     const { api, model, notices } = this._options;
@@ -191,7 +205,7 @@ export class Actions {
     try {
       operation = await start(api);
     } catch (error) {
-      notices.error(failure, (error as RequestError).body);
+      notices.error(failure, (error as RequestError).body, { about });
       return null;
     }
     return notices.follow(model.follow(operation));

@@ -6,9 +6,11 @@ import type { ILostKernel, KernelStateAPI } from './api';
 import { showLostDialog } from './dialogs/lost';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
+import { subject } from './notices';
 import type { KernelPages } from './pages';
 import { adoptRestored, attachPages } from './pages';
 import type { RequestError } from './request';
+import { operationTexts } from './texts';
 
 /** Asks whether to restore kernels that ended with their server or node. */
 export class LostKernels {
@@ -109,8 +111,9 @@ export class LostKernels {
     } catch (error) {
       this._asked.delete(kernel.kernel_id);
       notices.error(
-        trans.__('Restoring Kernel State Failed'),
-        (error as RequestError).body
+        operationTexts('restore', trans).failed,
+        (error as RequestError).body,
+        { about: subject('restore', kernel.kernel_id) }
       );
       return;
     }

@@ -1,7 +1,12 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { IOperation, IVerification, KernelStateAPI } from './api';
+import type {
+  IOperation,
+  IVerification,
+  KernelStateAPI,
+  OperationKind
+} from './api';
 import { foundText, lostTexts } from './dialogs/check';
 import { detailsAction, worthKnowing } from './dialogs/details';
 import { explain } from './face';
@@ -10,7 +15,18 @@ import { formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
 import { RestoreNotices } from './restorenotices';
 import { operationTexts } from './texts';
-import { LONGEST_MESSAGE, closesAfter, isDrawn, show } from './toasts';
+import { LONGEST_MESSAGE, closesAfter, dismiss, isDrawn, show } from './toasts';
+
+/** What an operation is about: of one thing only the last end is told. */
+function subjectOf({ kind, kernel_id, state_id }: IOperation): string {
+  // Of each state it is worth knowing whether it is whole.
+  return subject(kind, kind === 'verify' ? (state_id ?? '') : kernel_id);
+}
+
+/** What is tried with a kernel: parking it, say. */
+export function subject(kind: OperationKind, id: string): string {
+  return `${kind === 'unpark' ? 'park' : kind} ${id}`;
+}
 
 /** Tells the user how operations go and end. */
 export class Notices {
@@ -33,6 +49,7 @@ export class Notices {
     const trans = this._trans;
     const { operation } = follower;
     const text = operationTexts(operation.kind, trans).going;
+    this.forget(subjectOf(operation));
     const id = Notification.emit(text, 'in-progress', {
       autoClose: false,
       progress: operation.progress,
@@ -80,13 +97,15 @@ export class Notices {
    * @param title - the title of the dialog with the details
    * @param error - what went wrong
    * @param options - `prefix`: what to say before the error's own message;
-   *   `id`: the notification to change instead of showing a new one
+   *   `id`: the notification to change instead of showing a new one; `about`:
+   *   see {@link subject}, an earlier one about the same goes
    */
   error(
     title: string,
     error: IErrorBody,
-    options: { prefix?: string; id?: string } = {}
+    options: { prefix?: string; id?: string; about?: string } = {}
   ): void {
+    const { about } = options;
     const trans = this._trans;
     const explained = explain(error, trans);
     const { message, hint, details } = explained;
@@ -94,16 +113,32 @@ export class Notices {
     const whole = hint ? `${short} ${hint}` : short;
     const text = whole.length <= LONGEST_MESSAGE ? whole : short;
     const more = details || text !== whole || text.length > LONGEST_MESSAGE;
-    show(options.id, text, 'error', {
+    if (about) {
+      this.forget(about);
+    }
+    const id = show(options.id, text, 'error', {
       autoClose: false,
       actions: more ? [detailsAction(title, explained, trans)] : []
     });
+    if (about) {
+      this._told.set(about, id);
+    }
+  }
+
+  /** What was told about something counts no longer: see {@link subject}. */
+  forget(about: string): void {
+    const id = this._told.get(about);
+    if (id !== undefined) {
+      this._told.delete(about);
+      dismiss(id);
+    }
   }
 
   private _ended(operation: IOperation, id: string): void {
     const trans = this._trans;
     const { kind, status, result, error } = operation;
     const texts = operationTexts(kind, trans);
+    const about = subjectOf(operation);
     if (status === 'cancelled') {
       const autoClose = closesAfter('info');
       show(id, texts.cancelled, 'info', { autoClose, actions: [] });
@@ -116,10 +151,10 @@ export class Notices {
           hint: null,
           details: null
         },
-        { id }
+        { id, about }
       );
     } else if (result.verification) {
-      this._verified(result.verification, id);
+      this._verified(result.verification, id, about);
     } else {
       const message = texts.done(
         formatSize(result.size),
@@ -134,12 +169,14 @@ export class Notices {
       const now = show(id, message, type, { autoClose, actions });
       if (kind === 'restore') {
         this.restores.ended(result, { id: now, message, type, actions });
+      } else {
+        this._told.set(about, now);
       }
     }
   }
 
   /** What a check found, where its dialog was closed before. */
-  private _verified(found: IVerification, id: string): void {
+  private _verified(found: IVerification, id: string, about: string): void {
     const trans = this._trans;
     const message = foundText(found, trans);
     if (found.intact) {
@@ -157,7 +194,10 @@ export class Notices {
           : trans.__('No older state of this kernel is whole.'),
         details: lostTexts(found, trans).join('\n') || null
       },
-      { id }
+      { id, about }
     );
   }
+
+  /** The notifications of what ended last, by what they are about. */
+  private _told = new Map<string, string>();
 }

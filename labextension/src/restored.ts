@@ -6,6 +6,7 @@ import type { IKernelEvent } from './events';
 import { formatAge } from './format';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
+import { subject } from './notices';
 import type { KernelPages } from './pages';
 import { refreshStatus } from './pages';
 import { PendingRequests, cellsOf } from './pending';
@@ -57,11 +58,13 @@ export class RestoredKernels {
 
   private async _onRestored(event: IKernelEvent): Promise<void> {
     const { kernel_id, cause } = event;
+    const { notices } = this._options;
     if (cause !== 'wake') {
       // What was sent to a hibernated kernel is delivered to it.
       this._pending.abandonUnknown(event);
     }
     this._runReplaced(event);
+    notices.forget(subject('restore', kernel_id));
     refreshStatus(this._options.pages.ofKernel(kernel_id));
     if (cause === 'death' && this._concerns(kernel_id)) {
       await this._tell(event);
@@ -109,7 +112,10 @@ export class RestoredKernels {
           hint: null,
           details: null
         },
-        { prefix: trans.__('The kernel died and could not be restored: ') }
+        {
+          prefix: trans.__('The kernel died and could not be restored: '),
+          about: subject('restore', kernel_id)
+        }
       );
     }
   }

@@ -149,6 +149,9 @@ export class RestoreNotices {
       return;
     }
     const base = shown ? said : null;
+    if (said && !base) {
+      dismiss(said.id);
+    }
     const id = show(
       base?.id,
       base?.message ? `${base.message} ${text}` : text,
@@ -222,6 +225,9 @@ export class RestoreNotices {
       this._restores.set(kernelId, { ...before, ...said });
       before.gap.tell();
       return;
+    }
+    if (before) {
+      dismiss(before.id);
     }
     const options = { autoClose: false as const, actions };
     const id = Notification.emit(message, 'warning', options);

@@ -1,9 +1,9 @@
 import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { IVerification, KernelStateAPI } from '../api';
+import type { IOperation, IVerification, KernelStateAPI } from '../api';
 import { OperationFollower } from '../follower';
-import { Notices } from '../notices';
+import { Notices, subject } from '../notices';
 import type { IGapActions } from '../restorenotices';
 import { aRestoredFrom, aResult, aVerification, anOperation } from './fixtures';
 
@@ -66,6 +66,93 @@ describe('Notices of a check', () => {
     expect(shown()).toEqual([
       'error | 1 MB of the state cannot be read back. An older state was read back too, and is whole. | Details'
     ]);
+  });
+});
+
+describe('Of what is told of one kernel', () => {
+  const failure = {
+    message: 'No room.',
+    reason: 'no_space',
+    hint: null,
+    details: null
+  };
+  let notices: Notices;
+
+  beforeEach(() => {
+    jest.useFakeTimers();
+    notices = new Notices(API, trans);
+  });
+
+  afterEach(() => {
+    Notification.dismiss();
+    jest.useRealTimers();
+  });
+
+  const end = (change: Partial<IOperation>) =>
+    notices.follow(new OperationFollower(anOperation(change), API));
+
+  it('only the last restore stays, however it came to it', async () => {
+    const died = (kernelId: string) =>
+      notices.restores.restored(kernelId, null, null, () => undefined);
+    const restoredAgain = 'The kernel died and was restored';
+    const woke = aRestoredFrom({ cause: 'wake', warnings: ['A is closed.'] });
+    const texts = () => shown().map(text => text.split(' | ')[1]);
+    died('K1');
+    died('K1');
+    expect(texts()).toEqual([expect.stringContaining(restoredAgain)]);
+    notices.restores.cameBack('K1', woke);
+    expect(texts()).toEqual(['The kernel woke up. A is closed.']);
+    died('K1');
+    died('K2');
+    expect(texts()).toHaveLength(2);
+    await end({ kind: 'restore', status: 'done', result: aResult() });
+    expect(texts()).toEqual([
+      expect.stringContaining('Kernel state restored'),
+      expect.stringContaining(restoredAgain)
+    ]);
+  });
+
+  it('only the last restore stays, where the user has closed what was said', () => {
+    const actions = { stateId: 'S1', runAgain: jest.fn(), dismiss: jest.fn() };
+    notices.restores.restored('K1', null, null, () => undefined);
+    jest.advanceTimersByTime(5000); // not on screen any more
+    notices.restores.gap('K1', '2 cells.', actions, true);
+    expect(shown()).toEqual(['warning | 2 cells. | Run These Again | Dismiss']);
+  });
+
+  it.each(['save', 'restore', 'park'] as const)(
+    'only the last failed %s stays, until one succeeds',
+    async kind => {
+      const failed = { kind, status: 'failed', error: failure } as const;
+      await end(failed);
+      await end(failed);
+      expect(shown()).toEqual(['error | No room.']);
+      await end({ ...failed, kernel_id: 'K2' });
+      expect(shown()).toHaveLength(2);
+      await end({ kind, status: 'done', result: aResult() });
+      expect(shown()).toEqual([
+        expect.stringMatching(/^success/),
+        'error | No room.'
+      ]);
+    }
+  );
+
+  it('a failure to begin gives way, too', async () => {
+    const about = subject('unpark', 'K1');
+    notices.error('Unparking Kernel Failed', failure, { about });
+    notices.error('Unparking Kernel Failed', failure, { about });
+    expect(shown()).toEqual(['error | No room.']);
+    await end({ kind: 'park', status: 'cancelled' });
+    expect(shown()).toEqual([expect.stringMatching(/^info/)]);
+  });
+
+  it('each damaged state stays named', async () => {
+    const verification = aVerification({ intact: false });
+    for (const state_id of ['S1', 'S2', 'S2']) {
+      const result = aResult({ verification });
+      await end({ kind: 'verify', status: 'done', state_id, result });
+    }
+    expect(shown()).toHaveLength(2);
   });
 });
 

@@ -28,6 +28,7 @@ function cell(msg_id: string): CodeCell {
 describe('RestoredKernels', () => {
   const server = new Server();
   const notices = { cameBack: jest.fn(), hasTold: jest.fn(() => false) };
+  const forget = jest.fn();
   const model = server.model();
   const cells = ['m1', 'm2', 'm3'].map(cell);
   const kernelChanged = new Signal<object, void>({});
@@ -44,7 +45,7 @@ describe('RestoredKernels', () => {
   new RestoredKernels({
     everywhere: true,
     model,
-    notices: { restores: notices } as unknown as Notices,
+    notices: { restores: notices, forget } as unknown as Notices,
     pages: {
       ofKernel: (id: string) => of(id === session.kernel.id),
       ofPath: (path: string) => of(path === 'a.ipynb')
@@ -97,6 +98,12 @@ describe('RestoredKernels', () => {
     expect(await told({ restored: '4', cause: 'lost' })).toBe(0);
     expect(await told({ restored: '4', cause: 'lost' })).toBe(0);
     expect(await told({ restored: '5', cause: 'lost' })).toBe(1);
+  });
+
+  it('takes back that a kernel could not be restored', () => {
+    forget.mockClear();
+    restored('a.ipynb', []);
+    expect(forget.mock.calls).toEqual([['restore K1']]);
   });
 
   it('leaves to the server what was kept for the kernel itself', () => {
