@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ..moments import read_moment
-from .records import HeldPath, SealedPath
+from .kernel_files import KernelFile
 from .seal import Sealing
 
 #: Name of the file beside a kernel's record.
@@ -21,6 +21,8 @@ NAME: Final = "failure.json"
 MOST: Final = 50
 LONGEST: Final = timedelta(days=30)
 _LONGEST_TEXT: Final = 300
+#: The message for who has no key.
+UNTOLD: Final = "The message is encrypted, and cannot be read without the key."
 
 
 class SaveFailure(msgspec.Struct, kw_only=True):
@@ -42,10 +44,25 @@ class SaveFailure(msgspec.Struct, kw_only=True):
     hostname: str = ""
 
 
-class _Kept(SaveFailure, kw_only=True):
-    """A failure as it is in its file: with a key, its path is in `sealed`."""
+class _Told(msgspec.Struct, array_like=True):
+    """What of a failure may name files, variables and data."""
 
-    sealed: SealedPath | None = None
+    message: str
+    hint: str | None
+    path: str | None
+
+
+def _told(failure: SaveFailure) -> str:
+    told = _Told(failure.message, failure.hint, failure.path)
+    return msgspec.json.encode(told).decode()
+
+
+def _telling(failure: SaveFailure, text: str | None) -> SaveFailure:
+    told = _Told(UNTOLD, None, None) if text is None else msgspec.json.decode(text, type=_Told)
+    return msgspec.structs.replace(failure, **msgspec.structs.asdict(told))
+
+
+_FILE: Final = KernelFile(SaveFailure, "failure", _told, _telling)
 
 
 def encode(failure: SaveFailure, before: SaveFailure | None, sealing: Sealing) -> bytes:
@@ -57,9 +74,7 @@ def encode(failure: SaveFailure, before: SaveFailure | None, sealing: Sealing) -
         message=failure.message[:_LONGEST_TEXT],
         hint=failure.hint and failure.hint[:_LONGEST_TEXT],
     )
-    held = sealing.seal_path(failure.path, failure.kernel_id)
-    kept = _Kept(**{**msgspec.structs.asdict(failure), "path": held.path}, sealed=held.sealed)
-    return msgspec.json.format(msgspec.json.encode(kept)) + b"\n"
+    return _FILE.encode(failure, sealing)
 
 
 def read(path: Path, sealing: Sealing) -> SaveFailure | None:
@@ -71,7 +86,7 @@ def read(path: Path, sealing: Sealing) -> SaveFailure | None:
         Not readable.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        found = _FILE.decode(path.read_bytes(), sealing)
         at = read_moment(found.at)
         old = datetime.now(timezone.utc) - at > LONGEST
     except (FileNotFoundError, NotADirectoryError):
@@ -80,9 +95,7 @@ def read(path: Path, sealing: Sealing) -> SaveFailure | None:
         return None
     if old or found.kernel_id != path.parent.name:
         return None
-    fields = msgspec.structs.asdict(found)
-    held = HeldPath(fields["path"], fields.pop("sealed"))
-    return SaveFailure(**fields | {"path": sealing.open_path(held, found.kernel_id)})
+    return found
 
 
 def make_room(folders: list[Path], remove: Callable[[str], None]) -> None:

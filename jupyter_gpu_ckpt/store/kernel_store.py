@@ -16,12 +16,13 @@ import msgspec
 from ..errors import CkptError
 from . import failures as failed
 from .clocks import has_one_clock
+from .kernel_files import RECORDS
 from .keys import KeyRing
 from .layout import check_kernel_id, owner_folder, put_file, translated
 from .local_files import tidy
 from .owner import OwnerStore, open_owner
 from .presence import store_now
-from .records import HeldPath, KernelRecord, SealedPath
+from .records import KernelRecord
 from .seal import Sealing
 
 #: Seconds to wait for somebody else's claim, which takes milliseconds.
@@ -134,9 +135,7 @@ class KernelStore:
         """
         check_kernel_id(record.kernel_id)
         owner = self._create()
-        held = owner.sealing.seal_path(record.path, record.kernel_id)
-        kept = _Kept(**{**msgspec.structs.asdict(record), "path": held.path}, sealed=held.sealed)
-        data = msgspec.json.format(msgspec.json.encode(kept)) + b"\n"
+        data = RECORDS.encode(record, owner.sealing)
         with translated(WRITING):
             put_file(owner.writers, owner.kernels / record.kernel_id / "kernel.json", data)
 
@@ -268,15 +267,9 @@ class KernelStore:
         """What else is to be done with a failure's file; for stores with another tier."""
 
 
-class _Kept(KernelRecord, kw_only=True):
-    """A record as it is in its file: with a key, its path is in `sealed`."""
-
-    sealed: SealedPath | None = None
-
-
 def _load_kernel(path: Path, sealing: Sealing) -> KernelRecord | None:
     try:
-        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        record = RECORDS.decode(path.read_bytes(), sealing)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -285,8 +278,6 @@ def _load_kernel(path: Path, sealing: Sealing) -> KernelRecord | None:
             f"The record of kernel {path.parent.name} is damaged.",
             details=os.fspath(path),
         ) from error
-    if kept.kernel_id != path.parent.name:
+    if record.kernel_id != path.parent.name:
         raise CkptError("state_damaged", f"The record of kernel {path.parent.name} is another's.")
-    fields = msgspec.structs.asdict(kept)
-    held = HeldPath(fields["path"], fields.pop("sealed"))
-    return KernelRecord(**fields | {"path": sealing.open_path(held, kept.kernel_id)})
+    return record

@@ -108,18 +108,18 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     server: str = ""
 
 
-class SealedPath(msgspec.Struct):
-    """A notebook's path, sealed: id of the key, and base64 of salt and text."""
+class SealedNote(msgspec.Struct):
+    """A text in a kernel's file, sealed: id of the key, and base64 of salt and text."""
 
     key: str
     text: str
 
 
-class HeldPath(NamedTuple):
-    """A notebook's path in a record: one of the two, or neither where it is not known."""
+class HeldNote(NamedTuple):
+    """A text in a kernel's file: one of the two, or neither where it is not known."""
 
-    path: str | None
-    sealed: SealedPath | None
+    clear: str | None
+    sealed: SealedNote | None
 
 
 class GcResult(NamedTuple):

@@ -15,7 +15,7 @@ from ..errors import CkptError
 from .cipher import BlobSealer, new_salt, open_text, seal_text
 from .damage import Damaged
 from .keys import KeyRing
-from .records import HeldPath, SealedPath
+from .records import HeldNote, SealedNote
 
 _PACK_ID: Final = re.compile(rb"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}-[0-9]{4,}")
 
@@ -90,11 +90,11 @@ class Sealing(Protocol):
             though it should be.
         """
 
-    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
-        """What a kernel's record holds of its notebook's path; never in the clear with a key."""
+    def seal_note(self, note: str | None, what: str, kernel_id: str) -> HeldNote:
+        """What a kernel's file holds of such a text; never in the clear with a key."""
 
-    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
-        """Undo :meth:`seal_path`; ``None`` for what cannot be read, or be trusted."""
+    def open_note(self, held: HeldNote, what: str, kernel_id: str) -> str | None:
+        """Undo :meth:`seal_note`; ``None`` for what cannot be read, or be trusted."""
 
 
 class _NullSealer:
@@ -183,13 +183,13 @@ class NullSealing:
             raise Damaged("its manifest does not match its checksum")
         return body
 
-    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+    def seal_note(self, note: str | None, what: str, kernel_id: str) -> HeldNote:
         """See :class:`Sealing`."""
-        return HeldPath(path, None)
+        return HeldNote(note, None)
 
-    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
+    def open_note(self, held: HeldNote, what: str, kernel_id: str) -> str | None:
         """See :class:`Sealing`."""
-        return held.path if held.sealed is None else None
+        return held.clear if held.sealed is None else None
 
     def _digest(self, body: bytes, context: bytes) -> str:
         return blake3(context + b"\0" + body, key=self._key).hexdigest()
@@ -207,9 +207,9 @@ class LockedSealing(NullSealing):
         """See :class:`Sealing`."""
         raise no_key()
 
-    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+    def seal_note(self, note: str | None, what: str, kernel_id: str) -> HeldNote:
         """See :class:`Sealing`."""
-        return HeldPath(None, None)
+        return HeldNote(None, None)
 
 
 class KeySealing:
@@ -284,34 +284,34 @@ class KeySealing:
         key = self._ring.find(envelope.key)
         return open_text(key, sealed, self._place(context, bytes(envelope.packs)))
 
-    def seal_path(self, path: str | None, kernel_id: str) -> HeldPath:
+    def seal_note(self, note: str | None, what: str, kernel_id: str) -> HeldNote:
         """See :class:`Sealing`."""
-        if path is None or not self._ring.encrypts:
-            return HeldPath(path, None)
+        if note is None or not self._ring.encrypts:
+            return HeldNote(note, None)
         try:
             key = self._ring.current()
         except CkptError:
             key = None
         if key is None:
-            return HeldPath(None, None)  # leases are kept up meanwhile
-        text = path.encode("utf-8", "surrogatepass")
-        sealed = seal_text(key, text, self._place_of_path(kernel_id))
-        return HeldPath(None, SealedPath(key.id, base64.b64encode(sealed).decode()))
+            return HeldNote(None, None)  # leases are kept up meanwhile
+        text = note.encode("utf-8", "surrogatepass")
+        sealed = seal_text(key, text, self._place_of_note(what, kernel_id))
+        return HeldNote(None, SealedNote(key.id, base64.b64encode(sealed).decode()))
 
-    def open_path(self, held: HeldPath, kernel_id: str) -> str | None:
+    def open_note(self, held: HeldNote, what: str, kernel_id: str) -> str | None:
         """See :class:`Sealing`."""
         if held.sealed is None:
-            return None if self._ring.encrypts else held.path
+            return None if self._ring.encrypts else held.clear
         try:
             text = base64.b64decode(held.sealed.text, validate=True)
             key = self._ring.find(held.sealed.key)
-            opened = open_text(key, text, self._place_of_path(kernel_id))
+            opened = open_text(key, text, self._place_of_note(what, kernel_id))
             return opened.decode("utf-8", "surrogatepass")
         except (CkptError, Damaged, ValueError):
             return None
 
-    def _place_of_path(self, kernel_id: str) -> bytes:
-        return b"\0".join((self._owner, b"path", kernel_id.encode()))
+    def _place_of_note(self, what: str, kernel_id: str) -> bytes:
+        return b"\0".join((self._owner, what.encode(), kernel_id.encode()))
 
     def _place(self, context: bytes, packs: bytes) -> bytes:
         return b"\0".join((self._owner, b"manifest", context, packs))

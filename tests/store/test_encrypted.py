@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.liveness import Liveness
 from jupyter_gpu_ckpt.recovery import Leases
 from jupyter_gpu_ckpt.store import KernelRecord, Lease, SaveFailure, StateRecord, StateStore
+from jupyter_gpu_ckpt.store.failures import UNTOLD
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 from jupyter_gpu_ckpt.tracking import Tracker
 
@@ -221,7 +223,7 @@ def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
     assert [lost.record.kernel_id for lost in leases().lost()] == [KERNEL]
 
 
-def test_records_of_kernels_tell_a_thief_no_path(
+def test_the_small_files_of_kernels_tell_a_thief_nothing_of_their_work(
     root: Path, sealed: StateStore, keys: list[KeyFile], image: Path
 ) -> None:
     names = {"mine": "merger/secret.ipynb", "other": "merger/andere-\u00e4.ipynb"}
@@ -232,17 +234,21 @@ def test_records_of_kernels_tell_a_thief_no_path(
     now = datetime.now(timezone.utc).isoformat()
     sealed.note_failure(
         SaveFailure(kernel_id="mine", at=now, since=now, cause="user", reason="no_space",
-                    message="The disk is full.", path=names["mine"])
+                    message="The file merger/data.csv is too large.",
+                    hint="Delete merger/data.csv.", path=names["mine"])
     )  # fmt: skip
     save(sealed, image)
 
-    def paths(store: StateStore) -> tuple[dict[str, str | None], list[str | None]]:
+    def paths(store: StateStore) -> tuple[dict[str, str | None], list[tuple[str | None, ...]]]:
         found = {record.kernel_id: record.path for record in store.kernels()}
-        return found, [failure.path for failure in store.failures()]
+        (failure,) = store.failures()
+        assert (failure.reason, failure.cause, failure.at) == ("no_space", "user", now)
+        return found, [(failure.message, failure.hint, failure.path)]
 
     assert b"merger" not in everything(root)
-    known = names, [names["mine"]]
-    nothing = dict.fromkeys(names), [None]
+    known = names, [("The file merger/data.csv is too large.", "Delete merger/data.csv.",
+                     names["mine"])]  # fmt: skip
+    nothing = dict.fromkeys(names), [(UNTOLD, None, None)]
     assert paths(sealed) == known
     rotated = KeyRing(keys[1], [keys[0]])
     assert paths(StateStore(root, "ada", sealing=rotated)) == known
@@ -257,9 +263,21 @@ def test_records_of_kernels_tell_a_thief_no_path(
         unable.put_kernel(
             KernelRecord(kernel_id="late", kernel_name="p", display_name="P", path="merger/c")
         )
+        unable.note_failure(
+            SaveFailure(kernel_id="mine", at=now, since=now, cause="user", reason="no_space",
+                        message="The file merger/d is too large.", path="merger/c")
+        )  # fmt: skip
         assert b"merger" not in everything(root)
+        assert paths(unable)[1] == nothing[1]
     new_private(keys[0].path, text)
-    # A forger can take a path away, not make one up, nor take another kernel's.
+    # A forger can take such a text away, not make one up, nor take another's.
+    failure = root / "ada" / "kernels" / "mine" / "failure.json"
+    for changes in (
+        {"sealed": None, "message": "Run this.", "hint": "forged", "path": "forged.ipynb"},
+        {"sealed": json.loads((failure.parent / "kernel.json").read_bytes())["sealed"]},
+    ):
+        failure.write_text(json.dumps({**json.loads(failure.read_bytes()), **changes}))
+        assert paths(sealed)[1] == nothing[1]
     files = {name: root / "ada" / "kernels" / name / "kernel.json" for name in names}
     record, other = (json.loads(files[name].read_bytes()) for name in names)
     for changes in (
@@ -270,6 +288,53 @@ def test_records_of_kernels_tell_a_thief_no_path(
     ):
         files["mine"].write_text(json.dumps({**record, **changes}))
         assert paths(sealed)[0] == {**names, "mine": None, "late": None}
+
+
+ALTERED: list[dict[str, object]] = [
+    {"lease": None, "offer": "shutdown"},
+    {"lease": None, "offer": "no such thing"},
+    {"lease": None, "offer": "cull", "hibernated": True},
+    {"kernel_name": "another", "display_name": "Another", "server": "another"},
+    {"path": "forged.ipynb"},
+    {"path": "forged.ipynb", "sealed": None},
+    {"autosave": {"mode": "never", "nonsense": [1]}},
+    {"unknown": {"to": "this version"}},
+    *({"lease": change} for change in (
+        {"ttl": -1e308}, {"ttl": 1e308}, {"renewed": 1e308}, {"renewed": -1}, {"server_pid": -1},
+        {"server_pid": 2**62}, {"boot_id": ""}, {"machine_id": "x" * 9999}, {"hostname": "\x1b["},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", ALTERED, ids=repr)
+def test_an_altered_record_of_a_kernel_leads_to_no_wrong_restore(
+    root: Path, sealed: StateStore, image: Path, changes: dict[str, object]
+) -> None:
+    """Whatever is not sealed: it decides if the kernel is offered, not what is restored."""
+    state, other = save(sealed, image), save(sealed, image, "other")
+    lease = Lease(node_id="gone", hostname="h", boot_id="b", server_pid=1, server_start=0.0,
+                  renewed=0.0, ttl=0.0)  # fmt: skip
+    for kernel_id in (KERNEL, "other"):
+        sealed.put_kernel(
+            KernelRecord(kernel_id=kernel_id, kernel_name="p", display_name="P", lease=lease,
+                         path=f"{kernel_id}.ipynb")
+        )  # fmt: skip
+    path = root / "ada" / "kernels" / KERNEL / "kernel.json"
+    record = json.loads(path.read_bytes())
+    if isinstance(changed := changes.get("lease"), dict):
+        changes = {"lease": {**record["lease"], **changed}}
+    path.write_text(json.dumps({**record, **changes}))
+    for file in root.glob("ada/kernels/*/kernel.json"):
+        os.utime(file, (0, 0))
+    liveness = Liveness(sealed, ttl=1.0, interval=1.0)
+    lost = {one.kernel_id: one for one in sealed.kernels() if liveness.is_lost(one)}
+    best = {kernel_id: sealed.best(kernel_id) for kernel_id in lost}
+    assert best.pop("other") == (sealed.state(other.id), {})
+    if KERNEL in lost:
+        assert best[KERNEL] == (sealed.state(state.id), {})
+        assert lost[KERNEL].path in (f"{KERNEL}.ipynb", None)
+    else:
+        assert "lease" in changes, "nothing says that somebody runs it"
 
 
 # -- a forger, who can write to the store and has read its store.json ------------------------------
