@@ -172,10 +172,14 @@ static bool wait_for(void *data, int fd, int most)
                 kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
     }
     if (fds[2].revents != 0) {
+        enum io_command command;
         io_fill(&supervisor->lines, STDIN_FILENO);
-        enum io_command command = io_next(&supervisor->lines);
-        if (command == IO_EOF || command == IO_KILL || command == IO_CANCEL)
-            kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+        /* All of them: what is read already wakes nobody up again. */
+        do {
+            command = io_next(&supervisor->lines);
+            if (command == IO_EOF || command == IO_KILL || command == IO_CANCEL)
+                kc_fail(&restore->result, KC_CANCELLED, "The restore was cancelled.");
+        } while (command != IO_NONE && command != IO_EOF);
     }
     if (io_now() >= deadline)
         kc_fail(&restore->result, KC_TIMEOUT, "The restore took too long and was undone.");
@@ -260,7 +264,8 @@ static bool read_gpu_tasks(struct restore *restore)
 {
     restore->gpu_task_count = cuda_read_tasks(restore->images, restore->gpu_tasks);
     return restore->gpu_task_count >= 0 ||
-           kc_fail(&restore->result, KC_USAGE, "The list of GPU tasks is not valid.");
+           kc_fail(&restore->result, KC_USAGE,
+                   "The list of GPU tasks (gpu-tasks) cannot be read, or is not valid.");
 }
 
 static bool bring_back(struct restore *restore)

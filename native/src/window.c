@@ -195,6 +195,8 @@ bool window_needed(const struct tree *tree, const char *const *dirs, size_t coun
     for (size_t i = 0; i < count && i < ARGS_WINDOW_DIRS_MAX; i++)
         if (realpath(dirs[i], search.dirs[search.count]) != NULL)
             search.count++;
+        else if (errno != ENOENT && errno != ENOTDIR)
+            return true; /* it is there, and what is below it cannot be told */
     if (tree->count > 0)
         find_sockets(&search, tree->tasks[0].pid);
     for (size_t i = 0; i < tree->count; i++) {

@@ -100,6 +100,10 @@ static void this_process(void)
     CHECK(unlink(remap) == 0 && !window_needed(&tree, dirs, 2));
     close(fd);
     /* Bound here: its folder must be there when it is bound again. */
+    char loop[4096];
+    const char *const unknown[] = {loop};
+    snprintf(loop, sizeof(loop), "%s/loop", base);
+    CHECK(symlink(loop, loop) == 0 && window_needed(&tree, unknown, 1) && unlink(loop) == 0);
     fd = bind_below(base);
     CHECK(window_needed(&tree, dirs, 2) && !window_needed(&tree, dirs, 1));
     close(fd);
