@@ -182,13 +182,23 @@ bool cuda_begin(struct cuda *cuda, const struct tree *tree, const struct args *a
                 void *data, struct kc_result *result)
 {
     bool used = false;
+    bool told = true;
     caps_raise_all();
-    for (size_t i = 0; !used && i < tree->count; i++)
-        used = cuda_maps_driver(tree->tasks[i].pid);
+    for (size_t i = 0; told && !used && i < tree->count; i++)
+        switch (cuda_maps_driver(tree->tasks[i].pid)) {
+        case CUDA_SEEN_YES:
+            used = true;
+            break;
+        case CUDA_SEEN_NO:
+            break;
+        case CUDA_SEEN_UNKNOWN:
+            told = cuda_unknown(tree->tasks[i].pid, result);
+            break;
+        }
     caps_lower();
     cuda->shared = NULL;
-    if (!used)
-        return true;
+    if (!told || !used)
+        return told;
     cuda->wait = wait;
     cuda->data = data;
     if (!make_shared(cuda, args, result))
@@ -244,7 +254,10 @@ bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda
     if (!make_shared(&cuda, args, result))
         return false;
     for (size_t i = 0; i < count && i < CUDA_TASKS_MAX; i++) {
-        if (!cuda_describe(pids[i], &cuda.shared->tasks[i]))
+        enum cuda_seen described = cuda_describe(pids[i], &cuda.shared->tasks[i]);
+        if (described == CUDA_SEEN_UNKNOWN)
+            cuda_unknown(pids[i], result);
+        else if (described == CUDA_SEEN_NO)
             kc_fail(result, KC_GPU_FAILED, "Process %d, which uses the GPU, did not come back.",
                     pids[i]);
         cuda.shared->count = i + 1;

@@ -60,10 +60,10 @@ static int64_t host_memory(pid_t pid)
     return proc_status(pid, &status) ? (int64_t)(status.rss_anon + status.rss_shmem) : -1;
 }
 
-static size_t find_more(void *data)
+static bool find_more(void *data, struct kc_result *result)
 {
     struct cuda_shared *shared = ((struct helper *)data)->shared;
-    return cuda_find(shared->root, shared->tasks, &shared->count);
+    return cuda_find(shared->root, shared->tasks, &shared->count, result);
 }
 
 static int64_t free_memory(const struct helper *helper, size_t i)
@@ -169,6 +169,11 @@ static void ask_nvml(struct helper *helper)
 static bool check_task(const struct helper *helper, const struct cuda_task *task)
 {
     struct cuda_shared *shared = helper->shared;
+    if (task->visible_is_cut)
+        return kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
+                       "CUDA_VISIBLE_DEVICES of process %d has more than %d bytes, which cannot be kept "
+                       "with a state: name fewer GPUs, or name them by their indexes.",
+                       task->pid, CUDA_VISIBLE_MAX - 1);
     bool mig = strncmp(task->visible, "MIG-", 4) == 0;
     size_t in_mig_mode = 0;
     for (size_t i = 0; i < shared->gpu_count; i++) {
@@ -237,9 +242,8 @@ static void go(struct helper *helper)
         break;
     case CUDA_DUMP:
     case CUDA_UNPARK:
-        find_more(helper);
-        if (!check_map(shared) || !cuda_tree_look(&work, false, &shared->result) ||
-            !cuda_tree_any(&work))
+        if (!find_more(helper, &shared->result) || !check_map(shared) ||
+            !cuda_tree_look(&work, false, &shared->result) || !cuda_tree_any(&work))
             break;
         tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
         shared->gpu_count = cuda_tree_gpus(&helper->driver, shared->gpus);
@@ -267,7 +271,11 @@ static void go(struct helper *helper)
 static bool is_idle(struct helper *helper)
 {
     const struct cuda_shared *shared = helper->shared;
-    find_more(helper);
+    struct kc_result unknown = {.reason = KC_OK};
+    if (!find_more(helper, &unknown)) {
+        helper->shared->result = unknown; /* that is told, and not how old the driver is */
+        return false;
+    }
     for (size_t i = 0; i < shared->count; i++)
         if (shared->tasks[i].holds_device || shared->tasks[i].has_thread)
             return false;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* What is written down about GPUs: the value `gpu` of events, and a file beside the images. */
+#include <ctype.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,12 +13,33 @@
 
 static const char tasks_name[] = "gpu-tasks";
 
+/* Bytes of an event: everything but text of others, which may become six times as long, is below these. */
+enum { EVENT_TASK = 128 + CUDA_VISIBLE_MAX, EVENT_GPU = 192 + 6 * 96, EVENT_REST = 64 * 1024 };
+_Static_assert(CUDA_TASKS_MAX * EVENT_TASK + CUDA_GPUS_MAX * EVENT_GPU + EVENT_REST < JSON_CAPACITY,
+               "what may be said of GPUs fits into one event");
+
 static void number(struct json *json, const char *key, int64_t value)
 {
     if (value >= 0)
         json_int(json, key, value);
     else
         json_null(json, key);
+}
+
+/* What would take more than a byte each names no GPU, as what stands there instead does not. */
+static void put_visible(struct json *json, const struct cuda_task *task)
+{
+    char text[sizeof(task->visible)];
+    size_t length = strnlen(task->visible, sizeof(text));
+    for (size_t i = 0; i < length; i++) {
+        char c = task->visible[i];
+        bool plain = c >= ' ' && c <= '~' && c != '"' && c != '\\';
+        text[i] = plain ? c : isspace((unsigned char)c) != 0 ? ' ' : '?';
+    }
+    if (length == 0)
+        json_null(json, "visible");
+    else
+        json_string_n(json, "visible", text, length);
 }
 
 void cuda_record(const struct cuda *cuda, struct json *json)
@@ -43,7 +66,7 @@ void cuda_record(const struct cuda *cuda, struct json *json)
         json_int(json, "pid", task->pid);
         json_bool(json, "parked", task->parked);
         number(json, "memory_bytes", task->memory);
-        json_text(json, "visible", task->visible, sizeof(task->visible));
+        put_visible(json, task);
         json_close(json);
     }
     json_close(json);
@@ -91,9 +114,7 @@ bool cuda_write_tasks(const struct cuda *cuda, int images)
 ssize_t cuda_read_tasks(int images, pid_t pids[CUDA_TASKS_MAX])
 {
     char text[CUDA_TASKS_MAX * 16];
-    if (faccessat(images, tasks_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
-        return 0;
     if (io_read_file_at(images, tasks_name, text, sizeof(text)) < 0)
-        return -1;
+        return errno == ENOENT ? 0 : -1; /* what cannot be read is not taken for a state without GPU */
     return proc_parse_pids(text, pids, CUDA_TASKS_MAX);
 }

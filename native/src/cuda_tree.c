@@ -187,7 +187,9 @@ static bool lock_all(struct cuda_work *work, struct kc_result *result)
         if (work->tasks[i].found == CUDA_RUNNING &&
             !lock(work, &work->tasks[i], deadline, result))
             return false;
-        if (i + 1 == *work->count && work->more != NULL && work->more(work->data) > 0) {
+        if (i + 1 == *work->count && work->more != NULL) {
+            if (!work->more(work->data, result))
+                return false;
             struct cuda_work later = *work;
             size_t count = *work->count - (i + 1);
             later.tasks = work->tasks + i + 1;

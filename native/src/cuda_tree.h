@@ -11,7 +11,7 @@
 #include "cuda_driver.h"
 #include "result.h"
 
-enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 160 };
+enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 1024 };
 
 /* Seconds for the driver or its management library to start: machines with many GPUs are slow. */
 enum { CUDA_START_LIMIT = 90 };
@@ -28,6 +28,7 @@ struct cuda_task {
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
+    bool visible_is_cut; /* it is longer */
 };
 
 struct cuda_gpu {
@@ -55,8 +56,8 @@ struct cuda_work {
     bool (*alive)(const struct cuda_task *task);
     /* Bytes of host memory that a process has; NULL: not known. */
     int64_t (*host_memory)(pid_t pid);
-    /* Adds tasks that came since; how many. NULL: none ever do. */
-    size_t (*more)(void *data);
+    /* Adds tasks that came since. False: it cannot. NULL: none ever come. */
+    bool (*more)(void *data, struct kc_result *result);
     /* Told before and after all memory is copied to the host. NULL: not needed. */
     void (*copying)(void *data, bool after);
     /* Whether the GPUs have room for what was copied from them. NULL: not known. */

@@ -9,7 +9,9 @@
 
 #include "result.h"
 
-enum { JSON_CAPACITY = 64 * 1024, JSON_DEPTH = 8 };
+/* The longest is `done` with all that there may be of GPUs (cuda_record.c), and whoever reads events takes
+ * lines below 1 MiB. */
+enum { JSON_CAPACITY = 768 * 1024, JSON_DEPTH = 8 };
 
 struct json {
     size_t length;

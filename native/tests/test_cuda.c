@@ -6,15 +6,18 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "caps.h"
+#include "cuda_find.h"
 #include "io.h"
 #include "procfs.h"
 
@@ -199,6 +202,136 @@ static void test_no_driver(void)
     tree_free(&tree);
 }
 
+/* What /proc does not let be seen is no process without a GPU. */
+static void test_what_cannot_be_seen(void)
+{
+    struct cuda cuda;
+    struct args args = {.timeout = 1.0};
+    struct tree tree = {0};
+    pid_t pids[CUDA_TASKS_MAX];
+    static struct cuda_task tasks[CUDA_TASKS_MAX];
+    size_t count = 0;
+    int images = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(images >= 0 && tree_collect(&tree, getpid(), true));
+    CHECK(cuda_maps_driver(getpid()) == CUDA_SEEN_NO);
+    CHECK(cuda_describe(getpid(), &tasks[0]) == CUDA_SEEN_YES);
+    CHECK(cuda_find(getpid(), tasks, &count, &result) && count == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        const struct rlimit none = {0, 0};
+        CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0); /* the next file cannot be opened */
+        CHECK(cuda_maps_driver(getppid()) == CUDA_SEEN_UNKNOWN && errno == EMFILE);
+        CHECK(cuda_describe(getppid(), &tasks[0]) == CUDA_SEEN_UNKNOWN && errno == EMFILE);
+        CHECK(cuda_read_tasks(images, pids) == -1);
+        CHECK(!cuda_find(getppid(), tasks, &count, &result) && result.reason == KC_GPU_FAILED);
+        result = (struct kc_result){.reason = KC_OK};
+        CHECK(!cuda_begin(&cuda, &tree, &args, wait_for, NULL, &result));
+        CHECK(result.reason == KC_GPU_FAILED && strstr(result.message, "Too many open files"));
+        _exit(0);
+    }
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+          WEXITSTATUS(status) == 0);
+    CHECK(cuda_maps_driver(child) == CUDA_SEEN_NO); /* it has ended */
+    CHECK(cuda_describe(child, &tasks[0]) == CUDA_SEEN_NO);
+    CHECK(cuda_find(child, tasks, &count, &result) && count == 0);
+    int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    CHECK(file >= 0 && cuda_read_tasks(file, pids) == -1); /* that is no directory */
+    close(file);
+    close(images);
+    tree_free(&tree);
+}
+
+static void test_one_process_too_many(void)
+{
+    struct cuda cuda;
+    struct tree tree = {0};
+    pid_t target = start_target();
+    for (size_t before = CUDA_TASKS_MAX - 1; before <= CUDA_TASKS_MAX; before++) {
+        CHECK(begin(&cuda, target, &tree));
+        for (size_t i = 0; i < before; i++)
+            cuda.shared->tasks[i] = (struct cuda_task){.pid = 1, .found = CUDA_NONE};
+        cuda.shared->count = before;
+        bool fits = before < CUDA_TASKS_MAX;
+        CHECK(cuda_freeze(&cuda, &result) == fits);
+        CHECK(fits || (result.reason == KC_GPU_UNSUPPORTED && strstr(result.message, "than 512")));
+        CHECK_STRING(fake->calls, fits ? "L0 C0 " : "");
+        cuda_end(&cuda);
+    }
+    kill(target, SIGKILL);
+    CHECK(waitpid(target, NULL, 0) == target);
+    tree_free(&tree);
+}
+
+/* As many processes and GPUs as may be, and whatever is written there. */
+static void test_the_longest_record(void)
+{
+    static struct cuda_shared shared;
+    struct cuda cuda = {.shared = &shared, .problem = {.reason = KC_GPU_FAILED}};
+    static struct json json;
+    memset(&shared, '"', sizeof(shared)); /* no text has an end */
+    memset(cuda.problem.message, '\n', sizeof(cuda.problem.message) - 1);
+    shared.count = CUDA_TASKS_MAX;
+    shared.gpu_count = CUDA_GPUS_MAX;
+    for (size_t i = 0; i < CUDA_TASKS_MAX; i++) {
+        shared.tasks[i].parked = false;
+        shared.tasks[i].pid = INT_MAX;
+        shared.tasks[i].memory = INT64_MAX;
+    }
+    json_begin(&json, "done");
+    cuda_record(&cuda, &json);
+    CHECK(json_finish(&json) && json.length > (size_t)CUDA_TASKS_MAX * CUDA_VISIBLE_MAX);
+    shared.count = 1;
+    snprintf(shared.tasks[0].visible, CUDA_VISIBLE_MAX, "%s", "1,\t\"2\",\xc3\xa9");
+    json_begin(&json, "done");
+    cuda_record(&cuda, &json);
+    CHECK(json_finish(&json) && strstr(json.text, "\"visible\":\"1, ?2?,??\""));
+}
+
+/* CUDA_VISIBLE_DEVICES of that many bytes. */
+static pid_t start_with_visible(size_t length)
+{
+    static char value[4096];
+    memset(value, '7', length);
+    value[length] = '\0';
+    int ready[2];
+    int quiet[2];
+    char byte;
+    CHECK(pipe(ready) == 0 && pipe(quiet) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char wait[] = "echo; read nothing; exit";
+        char shell[] = "sh";
+        char option[] = "-c";
+        char *argv[] = {shell, option, wait, NULL};
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(quiet[0], STDIN_FILENO);
+        dup2(ready[1], STDOUT_FILENO);
+        setenv("CUDA_VISIBLE_DEVICES", value, 1);
+        execv("/bin/sh", argv);
+        _exit(127);
+    }
+    CHECK(pid > 0 && read(ready[0], &byte, 1) == 1);
+    close(ready[0]);
+    close(ready[1]);
+    close(quiet[0]); /* the other end stays: nothing comes, and no end */
+    return pid;
+}
+
+static void test_visible(void)
+{
+    static const size_t lengths[] = {16 * 41 - 1, CUDA_VISIBLE_MAX - 1, CUDA_VISIBLE_MAX, 4000};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct cuda_task task;
+        pid_t pid = start_with_visible(lengths[i]);
+        CHECK(cuda_describe(pid, &task) == CUDA_SEEN_YES);
+        CHECK(task.visible_is_cut == (lengths[i] >= CUDA_VISIBLE_MAX));
+        CHECK(task.visible_is_cut || strlen(task.visible) == lengths[i]);
+        kill(pid, SIGKILL);
+        CHECK(waitpid(pid, NULL, 0) == pid);
+    }
+}
+
 static void test_tasks_file(void)
 {
     pid_t pids[CUDA_TASKS_MAX];
@@ -258,6 +391,10 @@ int main(void)
     test_loading();
     test_tasks_file();
     test_no_driver();
+    test_what_cannot_be_seen();
+    test_one_process_too_many();
+    test_the_longest_record();
+    test_visible();
     test_helper();
     test_starts();
     char path[128];
