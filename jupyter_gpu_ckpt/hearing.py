@@ -14,8 +14,8 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 #: Most messages passed on at once where somebody waits for what the kernel said.
 _ALL: Final = 10_000
-#: What a message has at least: signature, header, parent, metadata, content.
-_PARTS: Final = 5
+#: What follows a message's signature at least: header, parent, metadata, content.
+_PARTS: Final = 4
 #: Seconds after the handshake in which the kernel learns that it has a subscriber.
 _SUBSCRIBING: Final = 0.02
 
@@ -32,10 +32,11 @@ class Hearing:
     km
         The kernel's manager, whose connection is known.
     heard
-        Called with each message: its topic, then signature, header, parent, metadata, content.
+        Called with each message: its topic, its parts, and where among these its header,
+        parent, metadata and content begin.
     """
 
-    def __init__(self, km: Any, heard: Callable[[bytes, list[bytes]], None]) -> None:
+    def __init__(self, km: Any, heard: Callable[[bytes, list[bytes], int], None]) -> None:
         self._km = km
         self._heard = heard
         self._session = Session(config=km.session.config, key=km.session.key)
@@ -169,8 +170,8 @@ class Hearing:
                 self._pass_on(parts)
 
     def _pass_on(self, parts: list[bytes]) -> None:
-        at = parts.index(DELIM) + 1
+        at = parts.index(DELIM) + 2
         if self._monitor is not None and self._ends_by_message:
             self.connected()
         if len(parts) - at >= _PARTS:
-            self._heard(parts[0], parts[at:])
+            self._heard(parts[0], parts, at)

@@ -105,6 +105,9 @@ class WatchListener(Protocol):
     def asked(self, data: dict[str, Any]) -> None:
         """The kernel sent a message to its server. Anything may be in it."""
 
+    def all_told(self) -> None:
+        """That was all that was heard by now; of a busy kernel many messages are told at once."""
+
 
 class KernelWatch:
     """Follows one kernel's iopub channel from its start on.
@@ -210,9 +213,9 @@ class KernelWatch:
             self._hearing.loop.remove_timeout(self._timer)
             self._timer = None
 
-    def _heard(self, topic: bytes, message: list[bytes]) -> None:
+    def _heard(self, topic: bytes, parts: list[bytes], at: int) -> None:
         """Keep a message for the next look, if it is of interest; output may come fast."""
-        _, header, parent, _, content, *_ = message
+        header, parent, content = parts[at], parts[at + 1], parts[at + 3]
         if topic == _COMM_TOPIC:
             self._said.append(_Said(b"", b"", content, is_asking=True))
         elif b'"status"' in header or b'"execute_input"' in header:
@@ -239,10 +242,13 @@ class KernelWatch:
         """Understand what was kept."""
         if self._is_reading:
             return  # a listener asks while it is told of an earlier message
+        if not self._said:
+            return
         self._is_reading = True
         try:
             while self._said:
                 self._received(self._said.popleft())
+            self._tell(self._listener.all_told)
         finally:
             self._is_reading = False
 
@@ -255,10 +261,13 @@ class KernelWatch:
             # A kernel may say anything: nothing that is known here.
             return
         if tell is not None:
-            try:
-                tell()
-            except Exception:  # nor is what becomes of it a reason to hear no more
-                self._log.exception("What a kernel said could not be taken in")
+            self._tell(tell)
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception:  # what becomes of a message is no reason to hear no more
+            self._log.exception("What a kernel said could not be taken in")
 
     def _understand(self, said: _Said) -> Callable[[], None] | None:
         """Take a message in; returns what the listener is to be told."""
@@ -266,38 +275,43 @@ class KernelWatch:
             return self._listener.was_touched
         if said.is_asking:
             return partial(self._listener.asked, _read_asking(said.content).data)
-        header, parent = _read_header(said.header), _read_header(said.parent)
-        return self._note(header or _Header(), parent or _Header(), _read_content(said.content))
+        header = _read_header(said.header) or _Header()
+        content = _read_content(said.content)
+        if header.msg_type == "execute_input":
+            return self._cell_started(_seconds(header.date), int(content.execution_count))
+        if header.msg_type != "status" or not content.execution_state:
+            return None
+        parent = _read_header(said.parent) or _Header()
+        return self._note(_seconds(header.date), parent, content.execution_state)
 
-    def _note(
-        self, header: _Header, parent: _Header, content: _Content
-    ) -> Callable[[], None] | None:
-        date = _seconds(header.date)
+    def _cell_started(self, date: float, count: int) -> Callable[[], None]:
+        self._cell_began = date
+        self._change(date, self._now._replace(execution_count=count))
+        return partial(self._listener.cell_started, date)
+
+    def _note(self, date: float, parent: _Header, now: str) -> Callable[[], None] | None:
         tell: Callable[[], None] | None = None
         state, count, in_flight = self._now
-        if header.msg_type == "execute_input":
-            count = int(content.execution_count)
-            self._cell_began = date
-            tell = partial(self._listener.cell_started, date)
-        elif header.msg_type != "status" or not content.execution_state:
-            return None
-        elif content.execution_state == "starting":
+        if now == "starting":
             state, count, in_flight = "idle", None, None
         elif parent.msg_type == "execute_request":
-            if content.execution_state == "busy":
+            if now == "busy":
                 state, in_flight = "busy", parent.msg_id
             elif parent.msg_id == in_flight:
                 state, in_flight = "idle", None
                 tell = self._cell_ended(date)
         elif parent.msg_type in _COMMS and not parent.msg_id.startswith(COMM_ID):
             tell = self._listener.was_touched
-        change = _Change(date, Activity(state, count, in_flight))
-        if change.after != self._now:
-            if len(self._changes) == self._changes.maxlen:
-                self._first = self._changes[0].after
-            self._now = change.after
-            self._changes.append(change)
+        self._change(date, Activity(state, count, in_flight))
         return tell
+
+    def _change(self, date: float, after: Activity) -> None:
+        if after == self._now:
+            return
+        if len(self._changes) == self._changes.maxlen:
+            self._first = self._changes[0].after
+        self._now = after
+        self._changes.append(_Change(date, after))
 
     def _cell_ended(self, date: float) -> Callable[[], None] | None:
         began, self._cell_began = self._cell_began, None

@@ -58,6 +58,8 @@ class Work:
         self._unsaved_since: float | None = None
         self.touched_at = now
         self._is_running = False
+        #: Whether a cell ended since the observer was told last.
+        self._has_ended = False
         #: When a cell ended that ran for long, and has not been saved.
         self.long_cell_at: float | None = None
         self.saved_at: float | None = None
@@ -109,7 +111,13 @@ class Work:
         if 0 < self.policy.long_cell < seconds:
             self.long_cell_at = ended
         self._touched(ended)
-        self._observer.worked(self)
+        self._has_ended = True
+
+    def all_told(self) -> None:
+        """That was all for now."""
+        if self._has_ended:
+            self._has_ended = False
+            self._observer.worked(self)
 
     def was_touched(self) -> None:
         """The kernel did something."""

@@ -87,6 +87,9 @@ class Heard:
     def asked(self, data: dict[str, Any]) -> None:
         self.requests.append(data)
 
+    def all_told(self) -> None:
+        pass
+
 
 class Speaker:
     """What a kernel says, without the kernel."""
