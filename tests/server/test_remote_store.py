@@ -102,6 +102,59 @@ def test_a_system_that_is_away(home: Home, shared: Path, url: str, s3_server: S3
         proxy.stop()
 
 
+def test_a_network_that_fails(home: Home, shared: Path, url: str, s3_server: S3Server) -> None:
+    """Whatever fails on the way, the kernel goes on, and its last good state comes back."""
+    proxy = Proxy(s3_server.port)
+    try:
+        with JupyterServer(home, config=config(url, proxy.port, shared / "disk-a")) as server:
+            kernel = server.client.start(home.add_notebook("book.ipynb"))
+            kernel.run("import os; data = os.urandom(20 << 20); import hashlib; done = []")
+            digest = kernel.run("print(hashlib.sha256(data).hexdigest())")
+            states: list[str] = []
+            for kind in ("503", "cut request", "lost put", "hang", "slow"):
+                kernel.run(f"done.append({kind!r})")
+                events, before = server.client.events(), proxy.count("PUT", ".pack")
+                if kind == "slow":
+                    proxy.rate = 8 << 20
+                else:
+                    proxy.fault(kind, "PUT", ".pack")  # type: ignore[arg-type]
+                states.append(server.client.save(kernel)["state_id"])
+                assert kernel.run("print(done[-1])") == kind
+                events.wait_for(
+                    "kernel", action="state_durable", kernel_id=kernel.id, state_id=states[-1],
+                    timeout=60,
+                )  # fmt: skip
+                if kind != "slow":
+                    assert proxy.count("PUT", ".pack") >= before + 2, "it was not tried again"
+                proxy.rate = None
+            assert server.client.states(kernel=kernel.id)[0]["id"] == states[-1]
+            server.kill()
+        shutil.rmtree(shared / "disk-a")
+        # Of the newest state a pack never has its length; those before it come after a while.
+        proxy.fault("short response", "GET", f"{states[-1]}-0", times=9999)
+        for state, failure in (
+            (states[0], "503"), (states[0], "cut response"),
+            (states[-2], "short response"), (states[-2], "hang"),
+        ):  # fmt: skip
+            proxy.fault(failure, "GET", f"{state}-0")  # type: ignore[arg-type]
+        with JupyterServer(home, config=config(url, proxy.port, shared / "disk-b")) as server:
+            (lost,) = server.client.wait_lost(1)
+            assert lost["state"]["id"] == states[-1]
+            begun = server.client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore")
+            failed = server.client.finished(begun)
+            assert (failed["status"], failed["error"]["reason"]) == ("failed", "state_damaged")
+            (lost,) = server.client.wait_lost(1)
+            assert lost["state"]["id"] == states[-2]
+            server.client.restore_lost(kernel.id)
+            for state in (states[0], states[-2]):
+                assert proxy.count("GET", f"{state}-0") >= 3, "it was not tried again"
+            again = server.client.connect(kernel.id)
+            assert again.run("print(done[-1])") == "hang"
+            assert again.run("print(hashlib.sha256(data).hexdigest())") == digest
+    finally:
+        proxy.stop()
+
+
 def test_states_are_uploaded_before_an_end_that_is_foretold(
     home: Home, shared: Path, url: str, s3_server: S3Server
 ) -> None:
