@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,7 @@ const char args_usage[] =
     "                      [--timeout S] [--gpu-timeout S]\n"
     "       kernel-capture --version | --help\n";
 
+static const double shortest = 0.001; /* what the clock of a wait counts */
 static const double longest = 7.0 * 24 * 3600; /* seconds that any deadline may be away */
 
 enum option {
@@ -96,12 +98,14 @@ static bool parse_seconds(const char *text, double *out)
     /* Digits and at most one point: no exponents, no "inf", no locale. */
     size_t whole = strspn(text, "0123456789");
     size_t length = whole;
-    if (text[length] == '.')
-        length += 1 + strspn(text + length + 1, "0123456789");
+    if (text[length] == '.') {
+        size_t part = strspn(text + length + 1, "0123456789");
+        length += part > 0 ? 1 + part : 0;
+    }
     if (whole == 0 || text[length] != '\0' || length > 32)
         return false;
     double value = strtod(text, NULL);
-    if (!(value > 0.0) || value > longest)
+    if (!isfinite(value) || value < shortest || value > longest)
         return false;
     *out = value;
     return true;
