@@ -2,6 +2,7 @@
 #include "cuda.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -18,7 +19,8 @@ _Static_assert((int)ARGS_GPU_MAP_MAX <= (int)CUDA_GPUS_MAX, "a map fits");
 
 static const double load_limit = 60.0;  /* seconds for the driver's library to be loaded */
 static const double probe_limit = 5.0;
-static const double longest_call = 100.0; /* seconds, beside what copying may take */
+/* Seconds to undo, beside as much as went forward: what was copied is copied back. */
+static const double undo_beside = 100.0;
 static const double end_patience = 2.0; /* seconds for a killed helper to go away */
 
 static bool start_helper(struct cuda *cuda, enum cuda_mode mode)
@@ -42,8 +44,12 @@ static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_re
         cuda->load = cuda_driver_load;
     cuda->helper = -1;
     cuda->socket = -1;
+    cuda->undo_limit = undo_beside;
     if (args == NULL)
         return true;
+    cuda->deadline = io_now() + args->timeout;
+    cuda->undo_limit += args->timeout + args->gpu_timeout;
+    cuda->shared->deadline = cuda->deadline;
     cuda->shared->lock_timeout = args->gpu_timeout;
     cuda->shared->retry_for = args->gpu_timeout;
     cuda->shared->copy_timeout = args->timeout;
@@ -98,36 +104,65 @@ static void report(const struct cuda_message *step, double since)
     json_send(&json, 0); /* a caller that does not read misses it */
 }
 
+enum { MESSAGES_AT_ONCE = 64 };
+
 enum answer { ANSWERED, LOST, UNWANTED };
+
+/* The helper has the driver in it, which may write anything anywhere. */
+static bool is_valid(const struct cuda_message *message)
+{
+    return (unsigned)message->op <= CUDA_OP_UNLOCK && isfinite(message->limit) &&
+           message->limit > 0.0;
+}
+
+/* Whether the transaction's deadline counts for what is asked. */
+static bool goes_forward(const struct cuda *cuda, char letter)
+{
+    return letter == CUDA_GO &&
+           (cuda->shared->mode == CUDA_DUMP || cuda->shared->mode == CUDA_UNPARK);
+}
+
+static double earlier(double one, double other)
+{
+    return one < other ? one : other;
+}
 
 /* Asks the helper and waits until it is done. `limit` is for what comes before its first step. */
 static enum answer ask(struct cuda *cuda, char letter, double limit, bool quiet)
 {
     struct cuda_message step = {.op = CUDA_OP_START};
     double since = io_now();
-    double hang_at = since + limit;
+    /* To start the driver is done for what goes forward alone; undoing may follow any other step. */
+    double start_by = goes_forward(cuda, letter) ? cuda->deadline + CUDA_GRACE
+                                                 : since + limit + CUDA_START_LIMIT;
+    double end_at = start_by + cuda->undo_limit; /* however many messages come */
+    double hang_at = earlier(since + limit, start_by);
     double report_at = since + 1.0;
     bool asked_to_stop = false;
     if (send(cuda->socket, &letter, 1, MSG_NOSIGNAL) != 1)
         return LOST;
     for (;;) {
         struct cuda_message message;
-        double until = hang_at < report_at ? hang_at : report_at;
-        if (!cuda->wait(cuda->data, cuda->socket, io_until(until, 1000)) && !asked_to_stop) {
+        if (!cuda->wait(cuda->data, cuda->socket, io_until(earlier(hang_at, report_at), 1000)) &&
+            !asked_to_stop) {
             asked_to_stop = true;
             if (cuda->shared->mode == CUDA_RESTORE)
                 return UNWANTED; /* the processes are ended, there is nothing to undo */
             send(cuda->socket, &(char){CUDA_CANCEL}, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
-        ssize_t n;
-        while ((n = recv(cuda->socket, &message, sizeof(message), MSG_DONTWAIT)) ==
-               (ssize_t)sizeof(message)) {
-            if (message.done)
+        ssize_t n = 1;
+        /* Not all of them: the clock and the caller are looked at however fast they come. */
+        for (int taken = 0; n > 0 && taken < MESSAGES_AT_ONCE; taken++) {
+            n = recv(cuda->socket, &message, sizeof(message), MSG_DONTWAIT);
+            if (n <= 0)
+                break;
+            if (n == (ssize_t)sizeof(message) && message.done)
                 return ANSWERED;
+            if (n != (ssize_t)sizeof(message) || !is_valid(&message))
+                return LOST;
             bool same = message.op == step.op && message.pid == step.pid;
-            double most = cuda->shared->copy_timeout + longest_call;
             step = message;
-            hang_at = io_now() + (step.limit < most ? step.limit : most);
+            hang_at = earlier(io_now() + step.limit, step.op == CUDA_OP_START ? start_by : end_at);
             if (!same)
                 since = io_now();
             if (!same && !quiet)
@@ -136,7 +171,7 @@ static enum answer ask(struct cuda *cuda, char letter, double limit, bool quiet)
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
             return LOST;
         double now = io_now();
-        if (now >= hang_at)
+        if (now >= earlier(hang_at, end_at))
             return LOST;
         if (now >= report_at) {
             report_at = now + 1.0;

@@ -23,6 +23,8 @@ struct cuda {
     int socket;
     cuda_wait wait;
     void *data;
+    double deadline;   /* of all that goes forward, by io_now() */
+    double undo_limit; /* seconds for all that gives back or undoes, however many processes there are */
     double blocked_at, blocked_s; /* how long the kernel's calls of CUDA had to wait */
     struct kc_result problem;     /* a dump that is whole, after which the GPU did not come back */
 };

@@ -15,6 +15,7 @@
 #include "tree.h"
 
 enum { ENVIRONMENT_MAX = 8 << 20 }; /* bytes; the kernel allows a program 6 MiB */
+enum { FORK_LOOKS = 10, FORK_PAUSE_MS = 5 };
 
 static bool has_ended(pid_t pid)
 {
@@ -159,6 +160,15 @@ static bool look_at(const struct tree_task *one, struct cuda_task tasks[CUDA_TAS
     enum cuda_seen mapped = before != NULL ? CUDA_SEEN_YES : cuda_maps_driver(one->pid);
     if (mapped == CUDA_SEEN_YES)
         mapped = cuda_describe(one->pid, &now);
+    /* A child that is about to run another program has its parent's devices for a moment. */
+    for (int i = 0; before == NULL && i < FORK_LOOKS && mapped == CUDA_SEEN_YES &&
+                    now.holds_device && !now.has_thread;
+         i++) {
+        io_sleep_ms(FORK_PAUSE_MS);
+        mapped = cuda_maps_driver(one->pid);
+        if (mapped == CUDA_SEEN_YES)
+            mapped = cuda_describe(one->pid, &now);
+    }
     if (mapped == CUDA_SEEN_UNKNOWN)
         return cuda_unknown(one->pid, result);
     if (mapped == CUDA_SEEN_NO || now.starttime != one->starttime)

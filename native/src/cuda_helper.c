@@ -115,6 +115,8 @@ static bool has_room(void *data)
 static struct cuda_work work_of(struct helper *helper)
 {
     struct cuda_shared *shared = helper->shared;
+    /* A restore is given up by this program, which ends the processes. */
+    bool to_be_undone = shared->mode == CUDA_DUMP || shared->mode == CUDA_UNPARK;
     return (struct cuda_work){.driver = &helper->driver,
                               .tasks = shared->tasks,
                               .count = &shared->count,
@@ -123,6 +125,7 @@ static struct cuda_work work_of(struct helper *helper)
                               .lock_timeout = shared->lock_timeout,
                               .copy_timeout = shared->copy_timeout,
                               .retry_for = shared->retry_for,
+                              .deadline = to_be_undone ? shared->deadline : 0.0,
                               .step = tell,
                               .alive = is_alive,
                               .host_memory = host_memory,

@@ -24,7 +24,7 @@ enum { CUDA_GO = 'g', CUDA_THAW = 't', CUDA_CANCEL = 'c', CUDA_QUIT = 'q' };
 struct cuda_shared {
     enum cuda_mode mode;
     pid_t root;
-    double lock_timeout, copy_timeout, retry_for; /* see struct cuda_work */
+    double lock_timeout, copy_timeout, retry_for, deadline; /* see struct cuda_work */
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     size_t pair_count;
     struct cuda_gpu_need needs[CUDA_GPUS_MAX]; /* of an unpark */

@@ -22,6 +22,26 @@ static bool step(struct cuda_work *work, enum cuda_op op, pid_t pid, double limi
     return work->step == NULL || work->step(work->data, op, pid, limit);
 }
 
+/* What a call that goes forward may take: none of them goes beyond the deadline for all, but for a grace. */
+static double forward(const struct cuda_work *work, double most)
+{
+    double grace = work->copy_timeout < CUDA_GRACE ? work->copy_timeout : CUDA_GRACE;
+    double left = work->deadline - io_now();
+    if (work->deadline <= 0.0)
+        return most;
+    return (left < 0.0 ? 0.0 : left < most ? left : most) + grace;
+}
+
+static bool late(const struct cuda_work *work)
+{
+    return work->deadline > 0.0 && io_now() >= work->deadline;
+}
+
+static bool too_late(struct kc_result *result)
+{
+    return kc_fail(result, KC_TIMEOUT, "What is done on the GPU took too long, and was undone.");
+}
+
 static bool cancelled(struct kc_result *result)
 {
     return kc_fail(result, KC_CANCELLED, "The save was cancelled; the kernel runs on.");
@@ -77,46 +97,54 @@ static bool initialise(struct cuda_work *work, struct kc_result *result)
     return kc_fail(result, KC_GPU_UNSUPPORTED, "The GPU driver does not start: %s.", words);
 }
 
+static bool look_at(struct cuda_work *work, struct cuda_task *task, bool expected, bool *started,
+                    struct kc_result *result)
+{
+    if (late(work))
+        return too_late(result);
+    if (!step(work, CUDA_OP_LOOK, task->pid, forward(work, short_call(work))))
+        return cancelled(result);
+    int error = state_of(work, task, &task->found);
+    /* Starting the driver takes seconds: only for those that need it. */
+    if (!*started && alive(work, task) &&
+        (error == CUDA_SUCCESS || task->holds_device || task->has_thread || expected)) {
+        if (!initialise(work, result))
+            return false;
+        *started = true;
+        error = state_of(work, task, &task->found);
+    }
+    if (error != CUDA_SUCCESS && (task->has_thread || expected))
+        return fail(result, work, KC_GPU_FAILED, error, task,
+                    "The driver cannot reach the GPU state");
+    if (error != CUDA_SUCCESS && task->holds_device)
+        return kc_fail(result, KC_GPU_UNSUPPORTED,
+                       "Process %d was forked from one that used the GPU by then, and keeps its "
+                       "devices open: it cannot be saved. Start it before, or by \"spawn\".",
+                       task->pid);
+    task->parked = task->found == CUDA_CHECKPOINTED;
+    if (task->found == CUDA_FAILED)
+        return kc_fail(result, KC_GPU_FAILED,
+                       "The GPU state of process %d is lost: the driver failed earlier.",
+                       task->pid);
+    if (expected && task->found != CUDA_CHECKPOINTED && task->found != CUDA_LOCKED)
+        return kc_fail(result, KC_GPU_FAILED,
+                       "The GPU state of process %d did not come back with it.", task->pid);
+    /* Half done by somebody else, who should finish it. */
+    if (task->found == CUDA_CHECKPOINTING || task->found == CUDA_RESTORING)
+        return kc_fail(result, KC_GPU_BUSY,
+                       "Something else checkpoints or restores the GPU of process %d.",
+                       task->pid);
+    if (expected)
+        task->found = CUDA_RUNNING;
+    return true;
+}
+
 bool cuda_tree_look(struct cuda_work *work, bool expected, struct kc_result *result)
 {
     bool started = false;
-    for (size_t i = 0; i < *work->count; i++) {
-        struct cuda_task *task = &work->tasks[i];
-        if (!step(work, CUDA_OP_LOOK, task->pid, short_call(work)))
-            return cancelled(result);
-        int error = state_of(work, task, &task->found);
-        /* Starting the driver takes seconds: only for those that need it. */
-        if (!started && alive(work, task) &&
-            (error == CUDA_SUCCESS || task->holds_device || task->has_thread || expected)) {
-            if (!initialise(work, result))
-                return false;
-            started = true;
-            error = state_of(work, task, &task->found);
-        }
-        if (error != CUDA_SUCCESS && (task->has_thread || expected))
-            return fail(result, work, KC_GPU_FAILED, error, task,
-                        "The driver cannot reach the GPU state");
-        if (error != CUDA_SUCCESS && task->holds_device)
-            return kc_fail(result, KC_GPU_UNSUPPORTED,
-                           "Process %d was forked from one that used the GPU by then, and keeps its "
-                           "devices open: it cannot be saved. Start it before, or by \"spawn\".",
-                           task->pid);
-        task->parked = task->found == CUDA_CHECKPOINTED;
-        if (task->found == CUDA_FAILED)
-            return kc_fail(result, KC_GPU_FAILED,
-                           "The GPU state of process %d is lost: the driver failed earlier.",
-                           task->pid);
-        if (expected && task->found != CUDA_CHECKPOINTED && task->found != CUDA_LOCKED)
-            return kc_fail(result, KC_GPU_FAILED,
-                           "The GPU state of process %d did not come back with it.", task->pid);
-        /* Half done by somebody else, who should finish it. */
-        if (task->found == CUDA_CHECKPOINTING || task->found == CUDA_RESTORING)
-            return kc_fail(result, KC_GPU_BUSY,
-                           "Something else checkpoints or restores the GPU of process %d.",
-                           task->pid);
-        if (expected)
-            task->found = CUDA_RUNNING;
-    }
+    for (size_t i = 0; i < *work->count; i++)
+        if (!look_at(work, &work->tasks[i], expected, &started, result))
+            return false;
     return true;
 }
 
@@ -159,7 +187,9 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
         double left = deadline - asked;
         double now = slice < left ? slice : left;
         struct cuda_lock_args args = {.timeout_ms = now > 0.001 ? (unsigned)(now * 1000.0) : 1};
-        if (!step(work, CUDA_OP_LOCK, task->pid, now + short_call(work)))
+        if (late(work))
+            return too_late(result);
+        if (!step(work, CUDA_OP_LOCK, task->pid, forward(work, now + short_call(work))))
             return cancelled(result);
         int error = alive(work, task) ? work->driver->lock(task->pid, &args) : CUDA_SUCCESS;
         if (error == CUDA_SUCCESS || !alive(work, task))
@@ -168,7 +198,7 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
             return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be halted");
         /* A driver that does not wait is not asked all the time. */
         io_sleep_ms(io_until(asked + now, retry_ms));
-        if (io_now() >= deadline) {
+        if (io_now() >= deadline && !late(work)) {
             char words[256];
             cuda_error_words(work->driver, error, words, sizeof(words));
             return kc_fail(result, KC_GPU_BUSY,
@@ -179,24 +209,41 @@ static bool lock(struct cuda_work *work, const struct cuda_task *task, double de
     }
 }
 
+/* Whoever came, or began with CUDA, since all were looked at. `found`: one with which something is to be
+ * done. */
+static bool find_new(struct cuda_work *work, bool *found, struct kc_result *result)
+{
+    bool started = true; /* others use it */
+    *found = false;
+    if (work->more != NULL && !work->more(work->data, result))
+        return false;
+    for (size_t i = 0; i < *work->count; i++) {
+        struct cuda_task *task = &work->tasks[i];
+        if (task->found != CUDA_NONE)
+            continue;
+        if (!look_at(work, task, false, &started, result))
+            return false;
+        *found = *found || task->found == CUDA_RUNNING || task->found == CUDA_LOCKED;
+    }
+    return true;
+}
+
 /* Every process is locked before any is checkpointed, parents first; they may have made new ones. */
 static bool lock_all(struct cuda_work *work, struct kc_result *result)
 {
     double deadline = io_now() + work->lock_timeout;
-    for (size_t i = 0; i < *work->count; i++) {
-        if (work->tasks[i].found == CUDA_RUNNING &&
-            !lock(work, &work->tasks[i], deadline, result))
-            return false;
-        if (i + 1 == *work->count && work->more != NULL) {
-            if (!work->more(work->data, result))
+    bool more = true;
+    while (more) {
+        for (size_t i = 0; i < *work->count; i++) {
+            struct cuda_task *task = &work->tasks[i];
+            if (task->found != CUDA_RUNNING || task->locked)
+                continue;
+            if (!lock(work, task, deadline, result))
                 return false;
-            struct cuda_work later = *work;
-            size_t count = *work->count - (i + 1);
-            later.tasks = work->tasks + i + 1;
-            later.count = &count;
-            if (!cuda_tree_look(&later, false, result))
-                return false;
+            task->locked = true;
         }
+        if (!find_new(work, &more, result))
+            return false;
     }
     return true;
 }
@@ -205,15 +252,18 @@ static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
 {
     for (size_t i = 0; i < *work->count; i++) {
         struct cuda_task *task = &work->tasks[i];
-        if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
+        if ((task->found != CUDA_RUNNING && task->found != CUDA_LOCKED) || task->copied)
             continue;
-        if (!step(work, CUDA_OP_CHECKPOINT, task->pid, work->copy_timeout))
+        if (late(work))
+            return too_late(result);
+        if (!step(work, CUDA_OP_CHECKPOINT, task->pid, forward(work, work->copy_timeout)))
             return cancelled(result);
         int64_t before = work->host_memory != NULL ? work->host_memory(task->pid) : -1;
         int error = checkpoint(work, task);
         if (error != CUDA_SUCCESS)
             return fail(result, work, KC_GPU_FAILED, error, task,
                         "The GPU memory could not be copied to the host");
+        task->copied = true;
         if (before >= 0) {
             int64_t after = work->host_memory(task->pid);
             task->memory = after > before ? after - before : 0;
@@ -222,16 +272,29 @@ static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
     return true;
 }
 
+/* Until nobody came while memory was copied. Each time has the transaction's deadline. */
+static bool copy_all(struct cuda_work *work, struct kc_result *result)
+{
+    bool more = true;
+    while (more)
+        if (!checkpoint_all(work, result) || !find_new(work, &more, result) ||
+            (more && !lock_all(work, result)))
+            return false;
+    return true;
+}
+
 bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
                       struct kc_result *result)
 {
     double started = io_now();
+    for (size_t i = 0; i < *work->count; i++)
+        work->tasks[i].locked = work->tasks[i].copied = false;
     bool good = lock_all(work, result);
     double locked = io_now();
     *lock_s = locked - started;
     if (good && work->copying != NULL)
         work->copying(work->data, false);
-    good = good && checkpoint_all(work, result);
+    good = good && copy_all(work, result);
     if (good && work->copying != NULL)
         work->copying(work->data, true);
     *copy_s = io_now() - locked;
@@ -273,9 +336,16 @@ static bool settled_state(struct cuda_work *work, const struct cuda_task *task, 
     return false;
 }
 
-static bool restore(struct cuda_work *work, const struct cuda_task *task, struct kc_result *result)
+/* What the waiting for room may still take, for all processes together. */
+struct patience {
+    bool within; /* the transaction's deadline counts */
+    double left; /* seconds */
+};
+
+static bool restore(struct cuda_work *work, const struct cuda_task *task, struct patience *patience,
+                    struct kc_result *result)
 {
-    double deadline = io_now() + work->retry_for;
+    double failed_at = 0.0;
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     struct cuda_restore_args args = {.pair_count = (unsigned)work->pair_count};
     int first = CUDA_SUCCESS;
@@ -284,14 +354,19 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
         args.pairs = pairs;
     }
     for (;;) {
-        step(work, CUDA_OP_RESTORE, task->pid, work->copy_timeout);
+        step(work, CUDA_OP_RESTORE, task->pid,
+             patience->within ? forward(work, work->copy_timeout) : work->copy_timeout);
         int error = alive(work, task) ? work->driver->restore(task->pid, &args) : CUDA_SUCCESS;
+        if (failed_at > 0.0)
+            patience->left -= io_now() - failed_at;
         if (error == CUDA_SUCCESS || !alive(work, task))
             return true;
+        failed_at = io_now();
         if (error != CUDA_ERROR_OUT_OF_MEMORY && first == CUDA_SUCCESS)
             return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be taken again");
         /* Some drivers cannot do it any more once it has failed so. */
-        if (error != CUDA_ERROR_OUT_OF_MEMORY || io_now() >= deadline)
+        if (error != CUDA_ERROR_OUT_OF_MEMORY || patience->left <= 0.0 ||
+            (patience->within && late(work)))
             return fail(result, work, KC_GPU_FULL, CUDA_ERROR_OUT_OF_MEMORY, task,
                         "The GPU has no room for the memory");
         first = error;
@@ -300,11 +375,13 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
 }
 
 /* A restore that finds no room cannot be repeated: so room is waited for. */
-static bool wait_for_room(struct cuda_work *work, const struct cuda_task *task)
+static bool wait_for_room(struct cuda_work *work, const struct cuda_task *task,
+                          struct patience *patience)
 {
-    double deadline = io_now() + work->retry_for;
+    double deadline = io_now() + patience->left;
     while (work->room != NULL && !work->room(work->data)) {
-        if (io_now() >= deadline)
+        patience->left = deadline - io_now();
+        if (patience->left <= 0.0 || (patience->within && late(work)))
             return false;
         step(work, CUDA_OP_RESTORE, task->pid, short_call(work));
         io_sleep_ms(retry_ms);
@@ -321,7 +398,7 @@ static bool unlock(struct cuda_work *work, const struct cuda_task *task, struct 
            fail(result, work, KC_GPU_STUCK, error, task, "The GPU could not be unlocked");
 }
 
-static bool restore_all(struct cuda_work *work, struct kc_result *result)
+static bool restore_all(struct cuda_work *work, struct patience *patience, struct kc_result *result)
 {
     bool good = true;
     bool waited = false;
@@ -335,10 +412,13 @@ static bool restore_all(struct cuda_work *work, struct kc_result *result)
             continue;
         }
         if (state == CUDA_CHECKPOINTED && !waited) {
-            wait_for_room(work, task); /* in vain it is tried even so */
+            wait_for_room(work, task, patience); /* in vain it is tried even so */
             waited = true;
         }
-        if (state == CUDA_CHECKPOINTED && !restore(work, task, result))
+        if (state == CUDA_CHECKPOINTED && patience->within && late(work))
+            return kc_fail(result, KC_TIMEOUT,
+                           "The GPU could not be taken again in time; the kernel stays parked.");
+        if (state == CUDA_CHECKPOINTED && !restore(work, task, patience, result))
             good = false;
         else if (state == CUDA_FAILED)
             good = kc_fail(result, KC_GPU_STUCK,
@@ -365,15 +445,17 @@ static bool unlock_all(struct cuda_work *work, struct kc_result *result)
 
 bool cuda_tree_return(struct cuda_work *work, struct kc_result *result)
 {
-    bool good = restore_all(work, result);
+    struct patience patience = {.within = false, .left = work->retry_for};
+    bool good = restore_all(work, &patience, result);
     return unlock_all(work, result) && good;
 }
 
 bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
 {
     struct kc_result undone = {.reason = KC_OK};
+    struct patience patience = {.within = true, .left = work->retry_for};
     for (size_t i = 0; i < *work->count; i++)
-        if (work->tasks[i].parked && !wait_for_room(work, &work->tasks[i]))
+        if (work->tasks[i].parked && !wait_for_room(work, &work->tasks[i], &patience))
             return kc_fail(result, KC_GPU_FULL,
                            "The GPU has no room for the memory of process %d. Nothing was tried.",
                            work->tasks[i].pid);
@@ -382,7 +464,7 @@ bool cuda_tree_unpark(struct cuda_work *work, struct kc_result *result)
     for (size_t i = 0; i < *work->count; i++)
         if (work->tasks[i].found == CUDA_CHECKPOINTED || work->tasks[i].found == CUDA_LOCKED)
             work->tasks[i].found = CUDA_RUNNING;
-    if (restore_all(work, result))
+    if (restore_all(work, &patience, result))
         return unlock_all(work, result);
     for (size_t i = 0; i < *work->count; i++) {
         const struct cuda_task *task = &work->tasks[i];

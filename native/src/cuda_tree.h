@@ -16,6 +16,9 @@ enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 1024 };
 /* Seconds for the driver or its management library to start: machines with many GPUs are slow. */
 enum { CUDA_START_LIMIT = 90 };
 
+/* Seconds for a call that is under way at the deadline to come to its end. */
+enum { CUDA_GRACE = 5 };
+
 /* No CUDA state, or the process has ended. Else one of enum cuda_state. */
 enum { CUDA_NONE = -1 };
 
@@ -25,6 +28,7 @@ struct cuda_task {
     bool holds_device; /* it has a file of the GPU's open, perhaps from the process that forked it */
     bool has_thread;   /* it has a thread of the driver's: CUDA state of its own */
     bool parked;       /* it was checkpointed before anything was done */
+    bool locked, copied; /* a save has done so with it */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
@@ -49,7 +53,8 @@ struct cuda_work {
     size_t pair_count;
     double lock_timeout; /* seconds for all processes to be locked */
     double copy_timeout; /* seconds that copying one process's memory may take */
-    double retry_for;    /* seconds for a GPU without room to get some */
+    double retry_for;    /* seconds for GPUs without room to get some */
+    double deadline;     /* when all that goes forward must be done, by io_now(); 0: never */
     /* Told before each driver call, which may take `limit` seconds. False: it is not wanted any more. */
     bool (*step)(void *data, enum cuda_op op, pid_t pid, double limit);
     /* Whether the task is the process that it was; NULL: always. */
@@ -72,7 +77,8 @@ bool cuda_tree_look(struct cuda_work *work, bool expected, struct kc_result *res
 bool cuda_tree_any(const struct cuda_work *work);
 /* Lists the GPUs; how many. */
 size_t cuda_tree_gpus(const struct cuda_driver *driver, struct cuda_gpu gpus[CUDA_GPUS_MAX]);
-/* Locks all, then checkpoints all. When it fails all of it is undone. */
+/* Locks all, then checkpoints all, and so on with those that began with CUDA meanwhile. When it fails all of
+ * it is undone. */
 bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
                       struct kc_result *result);
 /* Brings every task back to where it was found, whatever has become of it meanwhile: restores all, then

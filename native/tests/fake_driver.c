@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "fake_driver.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "cuda_helper.h"
+#include "io.h"
 
 struct fake *fake;
 
@@ -40,6 +44,24 @@ size_t fake_find(int pid)
     return PROCESSES;
 }
 
+/* A driver that has written over the helper's memory: whatever comes to the program then. */
+static void write_to_caller(int pid)
+{
+    static const double nonsense[] = {NAN, -INFINITY, INFINITY, -1.0, 0.0};
+    enum { SOCKET = 3 };
+    struct cuda_message message = {.op = CUDA_OP_LOCK, .pid = pid, .limit = 50.0};
+    size_t length = sizeof(message);
+    if (fake->with == NONSENSE)
+        message.limit = nonsense[fake->slow_ms % 5];
+    if (fake->with == SHORT)
+        length--;
+    do
+        send(SOCKET, &message, length, MSG_NOSIGNAL);
+    while (fake->with == FLOOD);
+    for (;;)
+        pause();
+}
+
 static int call(char letter, int pid)
 {
     size_t at = fake_find(pid);
@@ -63,6 +85,8 @@ static int call(char letter, int pid)
             pause();
     if (fake->with == CRASH)
         _exit(1);
+    if (fake->with == FLOOD || fake->with == NONSENSE || fake->with == SHORT)
+        write_to_caller(pid);
     return fake->with;
 }
 
@@ -142,12 +166,14 @@ static int fake_lock(int pid, struct cuda_lock_args *args)
 static int fake_checkpoint(int pid, struct cuda_checkpoint_args *args)
 {
     CHECK(args->custom_storage == NULL);
+    io_sleep_ms(fake->slow_ms);
     return move('C', pid, CUDA_LOCKED, CUDA_CHECKPOINTED);
 }
 
 static int fake_restore(int pid, struct cuda_restore_args *args)
 {
     CHECK((args->pair_count == 0) == (args->pairs == NULL) && args->custom_storage == NULL);
+    io_sleep_ms(fake->slow_ms);
     return move('R', pid, CUDA_CHECKPOINTED, CUDA_LOCKED);
 }
 

@@ -7,7 +7,8 @@
 
 #include "cuda_tree.h"
 
-enum { PROCESSES = 3, FIRST = 100, CALLS = 512, HANG = -1, CRASH = -2 };
+enum { PROCESSES = 3, FIRST = 100, CALLS = 512, HANG = -1, CRASH = -2,
+       FLOOD = -3, NONSENSE = -4, SHORT = -5 };
 
 /* In memory that the helper has too. */
 struct fake {
@@ -22,6 +23,7 @@ struct fake {
     int with;  /* ...with this error... */
     int then;  /* ...and after them with this one */
     int init;
+    int slow_ms; /* so long it takes to copy memory, each time */
 };
 extern struct fake *fake;
 

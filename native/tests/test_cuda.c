@@ -24,11 +24,13 @@
 static struct kc_result result;
 static char folder[] = "/tmp/kernel-capture-cuda-XXXXXX";
 static bool wanted = true;
+static int waits;
 
 static bool wait_for(void *data, int fd, int most)
 {
     struct pollfd ready = {.fd = fd, .events = POLLIN};
     (void)data;
+    waits++;
     poll(&ready, 1, most);
     return wanted;
 }
@@ -66,7 +68,10 @@ static bool begin(struct cuda *cuda, pid_t target, struct tree *tree)
     fake_reset();
     fake->pid[0] = target;
     CHECK(tree_collect(tree, target, true));
-    return cuda_begin(cuda, tree, &args, wait_for, NULL, &result) && cuda->shared != NULL;
+    if (!cuda_begin(cuda, tree, &args, wait_for, NULL, &result) || cuda->shared == NULL)
+        return false;
+    cuda->shared->deadline = cuda->deadline = io_now() + 60.0; /* of no interest to most */
+    return true;
 }
 
 static void test_helper(void)
@@ -146,6 +151,43 @@ static void test_helper(void)
     CHECK(waitpid(cuda.helper, NULL, 0) == cuda.helper && fake->state[0] == CUDA_RUNNING);
     kill(target, SIGKILL);
     CHECK(waitpid(target, NULL, 0) == target);
+    tree_free(&tree);
+}
+
+/* A helper in which the driver wrote over memory: no number of it is believed, and its messages delay nothing. */
+static void test_nonsense(void)
+{
+    struct cuda cuda;
+    struct tree tree = {0};
+    pid_t target = start_target();
+    for (int kind = 0; kind < 6; kind++) {
+        double started = io_now();
+        CHECK(begin(&cuda, target, &tree));
+        fake->slow_ms = kind; /* which number it is */
+        fake_fail('L', 0, 1, kind < 5 ? NONSENSE : SHORT);
+        CHECK(!cuda_freeze(&cuda, &result) && result.reason == KC_GPU_FAILED);
+        CHECK(fake->state[0] == CUDA_RUNNING && io_now() - started < 30.0);
+        fake->slow_ms = 0;
+    }
+    CHECK(begin(&cuda, target, &tree));
+    cuda.deadline = io_now() + 0.2; /* the helper takes longer, and says so all the time */
+    cuda.undo_limit = 0.5 - CUDA_GRACE;
+    waits = 0;
+    fake_fail('L', 0, 1, FLOOD);
+    double started = io_now();
+    /* What undoes it then has no time left either. */
+    CHECK(!cuda_freeze(&cuda, &result) && io_now() - started < 45.0 && waits > 1);
+    CHECK(result.reason == KC_GPU_FAILED || result.reason == KC_GPU_STUCK);
+    /* A driver that does not start: the deadline is that of the transaction. */
+    CHECK(begin(&cuda, target, &tree));
+    cuda.deadline = io_now() + 0.1 - CUDA_GRACE;
+    fake_fail('S', 0, 1, HANG);
+    started = io_now();
+    CHECK(!cuda_freeze(&cuda, &result) && result.reason == KC_GPU_FAILED);
+    CHECK(io_now() - started < 45.0 && fake->state[0] == CUDA_RUNNING);
+    kill(target, SIGKILL);
+    CHECK(waitpid(target, NULL, 0) == target);
+    cuda_end(&cuda);
     tree_free(&tree);
 }
 
@@ -396,6 +438,7 @@ int main(void)
     test_the_longest_record();
     test_visible();
     test_helper();
+    test_nonsense();
     test_starts();
     char path[128];
     snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "cuda_tree.h"
 #include "fake_driver.h"
+#include "io.h"
 
 static struct cuda_driver driver;
 static struct cuda_task tasks[PROCESSES];
@@ -12,6 +13,9 @@ static int steps_until_cancel; /* -1: never */
 
 static pid_t ended; /* this process has ended; 0: none */
 static enum cuda_op last_step; /* before this one process 1 ends */
+static enum cuda_op begins_at; /* before this one process 2 begins with CUDA */
+static size_t comes; /* in that many looks for more it comes into being; 0: never */
+static bool cannot_tell;
 
 static bool is_alive(const struct cuda_task *task)
 {
@@ -24,9 +28,20 @@ static bool step(void *data, enum cuda_op op, pid_t pid, double limit)
     CHECK(limit > 0.0 && (op == CUDA_OP_START || fake_find(pid) < PROCESSES));
     if (op == last_step && pid == FIRST + 1)
         ended = pid;
+    if (op == begins_at && op != CUDA_OP_START && fake->state[2] == CUDA_NONE)
+        fake->state[2] = CUDA_RUNNING;
     if (steps_until_cancel > 0)
         steps_until_cancel--;
     return steps_until_cancel != 0;
+}
+
+static bool more(void *data, struct kc_result *said)
+{
+    (void)data;
+    if (comes == 1)
+        count = PROCESSES;
+    comes -= comes > 0;
+    return !cannot_tell || comes > 0 || kc_fail(said, KC_GPU_FAILED, "It cannot be told.");
 }
 
 static struct cuda_work reset(void)
@@ -37,6 +52,9 @@ static struct cuda_work reset(void)
     steps_until_cancel = -1;
     ended = 0;
     last_step = CUDA_OP_START;
+    begins_at = CUDA_OP_START;
+    comes = 0;
+    cannot_tell = false;
     result = (struct kc_result){.reason = KC_OK};
     for (int i = 0; i < PROCESSES; i++)
         tasks[i] = (struct cuda_task){.pid = FIRST + i, .found = CUDA_NONE, .memory = -1};
@@ -317,6 +335,87 @@ static void test_unpark(void)
     CHECK_STRING(fake->calls, "");
 }
 
+/* Processes that begin with CUDA, or come into being, while others are halted or copied. */
+static void test_newcomers(void)
+{
+    static const struct {
+        enum cuda_op begins;
+        size_t comes;
+        const char *calls;
+    } cases[] = {{CUDA_OP_LOCK, 0, "L0 L1 L2 C0 C1 C2 "},
+                 {CUDA_OP_CHECKPOINT, 0, "L0 L1 C0 C1 L2 C2 "},
+                 {CUDA_OP_START, 1, "L0 L1 L2 C0 C1 C2 "},
+                 {CUDA_OP_START, 2, "L0 L1 C0 C1 L2 C2 "}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cuda_work work = reset();
+        work.more = more;
+        comes = cases[i].comes;
+        begins_at = cases[i].begins;
+        if (comes > 0)
+            count = PROCESSES - 1;
+        else
+            fake->state[2] = CUDA_NONE;
+        CHECK(freeze(&work) && all_are(CUDA_CHECKPOINTED));
+        CHECK_STRING(fake->calls, cases[i].calls);
+        CHECK(cuda_tree_return(&work, &result) && all_are(CUDA_RUNNING));
+    }
+    for (size_t at = 0; at < 2; at++) { /* one that cannot be seen: all is undone */
+        struct cuda_work work = reset();
+        work.more = more;
+        comes = at + 1;
+        cannot_tell = true;
+        CHECK(!freeze(&work) && result.reason == KC_GPU_FAILED && all_are(CUDA_RUNNING));
+        CHECK((strstr(fake->calls, "C2") != NULL) == (at == 1));
+    }
+}
+
+/* One deadline for all processes together, and what was done is undone without it. */
+static void test_deadline(void)
+{
+    struct cuda_work work = reset();
+    fake->slow_ms = 150;
+    work.deadline = io_now() + 0.2;
+    CHECK(!freeze(&work) && result.reason == KC_TIMEOUT && all_are(CUDA_RUNNING));
+    CHECK(strstr(fake->calls, "C2") == NULL);
+    work = reset();
+    work.deadline = io_now() - 1.0;
+    CHECK(!freeze(&work) && result.reason == KC_TIMEOUT);
+    CHECK_STRING(fake->calls, "");
+    work = reset();
+    work.lock_timeout = 60.0;
+    work.deadline = io_now() + 0.2;
+    fake_fail('L', 1, -1, CUDA_ERROR_NOT_READY);
+    CHECK(!freeze(&work) && result.reason == KC_TIMEOUT && all_are(CUDA_RUNNING));
+    work = reset(); /* all or nothing */
+    fake->slow_ms = 150;
+    fake->state[0] = fake->state[1] = fake->state[2] = CUDA_CHECKPOINTED;
+    work.deadline = io_now() + 0.2;
+    CHECK(!unpark(&work) && result.reason == KC_TIMEOUT && all_are(CUDA_CHECKPOINTED));
+    CHECK(strstr(fake->calls, "R2") == NULL);
+}
+
+static int attempts;
+
+static int restore_never(int pid, struct cuda_restore_args *args)
+{
+    (void)pid;
+    (void)args;
+    attempts++;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Room is waited for once, and not by each process anew. */
+static void test_patience(void)
+{
+    struct cuda_work work = reset();
+    CHECK(freeze(&work));
+    driver.restore = restore_never;
+    work.retry_for = 0.35; /* 4 attempts in vain */
+    attempts = 0;
+    CHECK(!cuda_tree_return(&work, &result) && result.reason == KC_GPU_FULL);
+    CHECK(attempts >= PROCESSES && attempts <= PROCESSES + 4);
+}
+
 static void test_cancel_anywhere(void)
 {
     for (int steps = 1;; steps++) {
@@ -343,6 +442,9 @@ int main(void)
     test_restored();
     test_room();
     test_unpark();
+    test_newcomers();
+    test_deadline();
+    test_patience();
     test_cancel_anywhere();
     return 0;
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.native.driver import Capture, Event, Kernel, state, wait_until
-from tests.native.gpu_node import GpuNode, held, intact, reached
+from tests.native.gpu_node import PAIR, GpuNode, held, intact, reached
 from tests.simgpu.simgpu import gpu
 
 pytestmark = pytest.mark.root
@@ -111,6 +112,52 @@ def test_a_parked_kernel_is_saved_as_it_is_and_comes_back_with_its_gpu(
     stands_still(here, one)
     one.kill()
     one.restore().expect("restored")
+    intact(one, sums)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_process_that_begins_with_cuda_while_others_are_halted_is_parked_too(
+    node: Nodes, program: Kernels, move: Move, tmp_path: Path, loaded: bool
+) -> None:
+    gate = tmp_path / "gate"
+    late = f"""
+import sys
+if sys.argv[0] == "-c":
+    {"Driver()" if loaded else "pass"}
+    print("waits", flush=True)
+    while not os.path.exists({str(gate)!r}):
+        time.sleep(0.01)
+gpu = Gpu()
+"""
+    here = node()
+    one = program(here, PAIR.replace("gpu = Gpu()\n", late))
+    one.wait_line("waits")
+    held(one)
+    here.machine.faults("cuCheckpointProcessLock * error 600")
+    capture = move(here, "park", one, "--gpu-timeout", "60")
+    reached(capture, "lock")
+    gate.touch()
+    sums = held(one, 2)
+    here.machine.faults()
+    assert len(done(capture)["processes"]) == 2
+    stands_still(here, one)
+    done(move(here, "unpark", one))
+    intact(one, sums)
+
+
+@pytest.mark.parametrize("what", ["park", "unpark"])
+def test_all_processes_together_have_one_deadline(pair: Pair, move: Move, what: str) -> None:
+    here, one, sums = pair
+    if what == "unpark":
+        done(move(here, "park", one))
+    function = "Checkpoint" if what == "park" else "Restore"
+    here.machine.faults(f"cuCheckpointProcess{function} * delay 2500")
+    error = failed(move(here, what, one, "--timeout", "2"))  # the second is not begun with
+    assert error["reason"] == "timeout", error
+    here.machine.faults()
+    if what == "unpark":
+        stands_still(here, one)
+        done(move(here, "unpark", one))
     intact(one, sums)
 
 
