@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 from jupyter_server.services.kernels.connection import base as wire
+from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError
 
 from .errors import CkptError
@@ -269,6 +270,10 @@ def guard(settings: dict[str, Any], doorman: Doorman) -> bool:
         async def prepare(self) -> None:
             doorman.opened(self.kernel_id)
             await super().prepare()
+            if self.websocket_handler.connection is not self:
+                # A page has gone over to the restored kernel while its fresh one still started;
+                # the server would go on with nothing in its hands.
+                raise HTTPError(410, "The page closed its connection while the kernel started")
 
         def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
             if not doorman.holds(self.kernel_id, HeldMessage(self, incoming_msg)):

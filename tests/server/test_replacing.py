@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -146,3 +147,26 @@ def test_of_a_roll_back_that_fails_they_run_in_the_kernel_that_stays(
     cell = kernel.begin("print(x + 1)")
     assert server.client.finished(operation)["error"]["reason"] == "state_damaged"
     assert cell.finish().text.strip() == "42"
+
+
+def test_a_page_that_leaves_its_kernel_while_that_starts_is_no_error(
+    server: JupyterServer,
+) -> None:
+    """It does when another kernel takes the place of the one that it just asked for."""
+    client = server.client
+    kernel_id = client.post("api/kernels", {"name": "python3"})["id"]
+    host, port = server.base_url.removeprefix("http://").split("/")[0].split(":")
+    path = f"/api/kernels/{kernel_id}/channels"
+    with socket.create_connection((host, int(port)), timeout=30) as page:
+        page.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: token {server.token}\r\n"
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+        )
+        wait_for("it is heard", lambda: client.get(f"api/kernels/{kernel_id}"), 30)
+    wait_for("that is over", lambda: f"410 GET {path}" in server.log(), 60)
+    assert "Traceback" not in server.log()
+    kernel = client.connect(kernel_id)
+    assert kernel.run("print(6 * 7)") == "42"
+    kernel.close()
+    client.delete(f"api/kernels/{kernel_id}")
