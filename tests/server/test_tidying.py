@@ -12,6 +12,7 @@ from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 from tests.harness.client import wait_for
 from tests.harness.server import Home, JupyterServer
+from tests.server.shell import Shell
 
 
 def test_states_are_encrypted_and_only_those_stay_that_a_rule_keeps(
@@ -40,6 +41,45 @@ def test_states_are_encrypted_and_only_those_stay_that_a_rule_keeps(
             assert not path.is_file() or b"hunter2" not in path.read_bytes()
         with pytest.raises(CkptError, match="encrypted"):
             StateStore(home.store, getpass.getuser()).open(states[0])
+
+
+def test_a_quota_takes_the_oldest_that_is_not_pinned(home: Home) -> None:
+    """And space is given back while kernels are saved: of what they need nothing goes."""
+    states: list[str] = []
+    digests: list[str] = []
+    with JupyterServer(home) as server:
+        client, shell = server.client, Shell(home)
+        kernel = client.start()
+        kernel.run("import os, hashlib")
+        for _ in range(4):
+            kernel.run("data = os.urandom(8 << 20)")
+            digests.append(kernel.run("print(hashlib.sha256(data).hexdigest())"))
+            begun = client.begin_save(kernel)
+            rounds = 0
+            while client.get(f"gpu-ckpt/api/operations/{begun['id']}")["status"] == "running":
+                client.post("gpu-ckpt/api/gc", {"dry_run": False})
+                rounds += 1
+            assert rounds
+            states.append(client.done(begun)["result"]["state_id"])
+        shell.run("pin", states[0])
+        shell.run("label", states[1], "a label is no pin")
+        server.kill()
+    used = StateStore(home.store, getpass.getuser()).listing().used
+    with JupyterServer(home, config={"GpuCkpt": {"quota": used}}) as server:
+        client = server.client
+        client.wait_lost(1)
+        client.restore_lost(kernel.id)
+        again = client.connect(kernel.id)
+        newest = client.save(again)["state_id"]
+
+        def left() -> set[str]:
+            return {state["id"] for state in client.states()}
+
+        wait_for("the oldest goes", lambda: states[1] not in left(), timeout=30)
+        assert {states[0], states[3], newest} <= left()
+        for state, digest in ((states[3], digests[3]), (states[0], digests[0])):
+            client.restore(state)
+            assert again.run("print(hashlib.sha256(data).hexdigest())") == digest
 
 
 def test_a_save_that_the_quota_has_no_room_for_leaves_the_kernel_alone(home: Home) -> None:
