@@ -18,7 +18,7 @@ import psutil
 import requests
 
 from tests.harness.client import Client, wait_for
-from tests.harness.node import REPOSITORY
+from tests.harness.node import REPOSITORY, Node
 from tests.harness.s3 import fetched_by
 from tests.harness.server import RUNNING, Home, extension_config, free_port
 
@@ -35,7 +35,7 @@ class Hub:
     """A hub, ready once constructed. A context manager: leaving kills it and all servers.
 
     Its database is in memory. Everybody may log in. Servers run as the user of the tests, in one
-    home folder, or each on a test node, in an account of its user's own.
+    home folder, or each on a test node, in an account of its user's own, or all on the hub's node.
 
     Parameters
     ----------
@@ -47,7 +47,9 @@ class Hub:
         The hub's own.
     accounts
         Homes of users, below the folder of `home`. Every start of a server lands on a fresh node
-        then.
+        then, unless the hub itself is on one.
+    node
+        Where the hub runs, as the user of `home`; with a spawner that `hub_config` names.
     lab
         Servers are JupyterLab, and not plain.
     more
@@ -63,6 +65,7 @@ class Hub:
         config: Mapping[str, Mapping[str, Any]] | None = None,
         hub_config: Mapping[str, Mapping[str, Any]] | None = None,
         accounts: Mapping[str, Home] | None = None,
+        node: Node | None = None,
         lab: bool = False,
         more: str = "",
         release: Literal[5, 6] = 6,
@@ -75,6 +78,7 @@ class Hub:
         self.log_path = home.path / f"hub-{name}.log"
         self._clients: list[Client] = []
         self._accounts = accounts or {}
+        self._node = node
         older = [str(fetched_by("get-hub5", "jupyterhub").parent)] if release == 5 else []
         self._older = {"PYTHONPATH": older[0]} if older else {}
         for each in self._accounts.values() or [home]:
@@ -89,9 +93,14 @@ class Hub:
             )
             + f"from jupyter_gpu_ckpt.hub import configure\nconfigure(c)\n{more}\n"
         )
+        argv = [sys.executable, "-m", "jupyterhub", f"--config={file}"]
+        if node is not None:
+            home.own()
+            argv = node.command(argv, user=home.user, cwd=home.path)
+            node.forward(int(self.url.rpartition(":")[2]))
         with self.log_path.open("ab") as log:  # as the culler and nodes do
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "jupyterhub", f"--config={file}"],
+                argv,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home.path,
                 env={
                     **home.environment(), "PYTHONPATH": os.pathsep.join([*older, str(REPOSITORY)]),
@@ -159,7 +168,10 @@ class Hub:
                 "environment": {**self.home.environment(), **self._older},
             },
         }  # fmt: skip
-        if self._accounts:
+        if self._node is not None:  # a login of each user's, as the spawner makes it
+            login = {name: self.home.environment()[name] for name in ("PATH", "LANG")}
+            config["Spawner"] = {"environment": {**login, **self._older}}
+        elif self._accounts:
             config["JupyterHub"]["spawner_class"] = "tests.harness.node_spawner.NodeSpawner"
             config["Spawner"].pop("environment")
             config["NodeSpawner"] = {
