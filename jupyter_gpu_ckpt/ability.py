@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,7 @@ from .capture.protocol import Probe
 from .errors import CkptError
 from .gpus.asking import inventory
 from .gpus.checks import checks
+from .gpus.faults import GpuFaults
 from .gpus.fit import FIRST_DRIVER_TO_MOVE, choices, fit
 from .gpus.inventory import Gpu, Inventory, version
 from .limits import denial
@@ -51,10 +53,14 @@ class Ability:
     ----------
     configured
         Gives the configured path of the program, or ``None``.
+    log
+        For what GPUs report.
     """
 
-    def __init__(self, configured: Callable[[], str | None]) -> None:
+    def __init__(self, configured: Callable[[], str | None], log: logging.Logger | Any) -> None:
         self._configured = configured
+        #: Errors of GPUs that kernels use.
+        self.faults = GpuFaults(log)
         self._probed: tuple[float, Probe | CkptError] | None = None
 
     def native(self) -> KernelCapture:

@@ -70,7 +70,7 @@ class Keeper(GpuCkpt):
         self.store = self.open_store(lambda state_id: self.saved.uploaded(state_id))
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
-        self.ability = Ability(lambda: self.launching.kernel_capture)
+        self.ability = Ability(lambda: self.launching.kernel_capture, self.log)
         self.announce = Announcer(emit, self.log)
         self.policies = Policies(self, self.data_folder())
         self._operations = Operations(
@@ -134,6 +134,7 @@ class Keeper(GpuCkpt):
                 "Not uploaded, and on this node only, where the next server goes on with it: %s",
                 ", ".join(left),
             )
+        self.ability.faults.close()
         self.tracker.close()
 
     async def _clean_up(self) -> None:
@@ -380,6 +381,7 @@ class Keeper(GpuCkpt):
 
     def _on_ended(self, kernel_id: str) -> None:
         self.policies.kernel_ended(kernel_id)
+        self.ability.faults.gone(kernel_id)
 
         async def end() -> None:
             await self.leases.end(kernel_id)

@@ -63,9 +63,13 @@ class DeathRestorer:
                 failure = None
                 return  # the roll-back brought the kernel back, or its user restarted it
             path = (await keeper.sessions.paths()).get(kernel.kernel_id)
+            reason = keeper.ability.faults.reason(kernel.kernel_id)
+            told = []
+            if reason is not None:
+                told = [f"{reason.words}{': restored on another GPU' if reason.lost else ''}."]
 
             async def work(run: Run) -> OperationResult:
-                return await self._first_whole(run, kernel, state_ids, token)
+                return await self._first_whole(run, kernel, state_ids, token, told)
 
             run = keeper.begin(
                 "restore", kernel.kernel_id, work, path=path, state_id=state_ids[0], cause="death"
@@ -74,8 +78,9 @@ class DeathRestorer:
             await asyncio.wait([run.task])
             failure = run.model.error.message if run.model.error is not None else None
             if run.model.error is not None and run.model.status == "failed":
+                why = f"{reason.words}. " if reason is not None else ""
                 keeper.announce.restore_failed(
-                    kernel.kernel_id, state_ids[0], path, "death", run.model.error.message
+                    kernel.kernel_id, state_ids[0], path, "death", why + run.model.error.message
                 )
         except CkptError as error:
             failure = error.message
@@ -85,11 +90,16 @@ class DeathRestorer:
             keeper.hibernation.replacements.leave(replacement, failure)
 
     async def _first_whole(
-        self, run: Run, kernel: TrackedKernel, state_ids: list[str], token: RestoreToken
+        self,
+        run: Run,
+        kernel: TrackedKernel,
+        state_ids: list[str],
+        token: RestoreToken,
+        told: list[str],
     ) -> OperationResult:
         """Restore the first of these states that is whole; those known as damaged are tried last.
 
-        Raises the error of the first one where none is.
+        ``told`` is what its user is told besides. Raises the error of the first one where none is.
         """
         keeper = self._keeper
         left = deque((state_id, False) for state_id in state_ids)
@@ -104,7 +114,7 @@ class DeathRestorer:
                     continue
                 run.model.state_id = state_id
                 newer = state_ids[: state_ids.index(state_id)]
-                notes = [passed_over(other, found[other]) for other in newer]
+                notes = told + [passed_over(other, found[other]) for other in newer]
                 restore = Restore(keeper, record, "death", notes)
                 return await restore.in_place(run, kernel, token)
             except CkptError as error:

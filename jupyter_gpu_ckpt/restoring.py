@@ -18,7 +18,7 @@ from .capture.node import node_info
 from .capture.peers import wait_for_peers
 from .capture.supervisor import KILL_GRACE, Supervisor
 from .connection import can_reach, is_own_address, own_address
-from .describe import outside
+from .describe import gpu_use, outside
 from .errors import CkptError
 from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
@@ -366,6 +366,7 @@ class Restore:
     def _result(self, run: Run) -> OperationResult:
         message = "\n".join(self._warnings) or None
         kernel_id = run.model.kernel_id
+        self._keeper.ability.faults.uses(kernel_id, gpu_use(self._record), self._gpu_map)
         self._keeper.announce.restored(
             self._record,
             kernel_id,

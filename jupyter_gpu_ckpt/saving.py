@@ -151,6 +151,7 @@ class Save:
                 raise
         if self._kernel.provisioner.supervisor is self._supervisor:
             self._kernel.policy.saved(record.id)
+            self._keeper.ability.faults.uses(self._kernel.kernel_id, dump.gpu)
         await self._keeper.leases.renew(self._kernel)
         self._keeper.in_background(self._keeper.tidying.apply())
         warnings = [*record.meta.warnings, *self._gpu_back(run, dump, record)]

@@ -58,7 +58,8 @@ def fit(
     )
     if problem is not None:
         return Fit({}, [problem])
-    used = used_gpus(use.processes, use.gpus)
+    lost = _lost(use, here)
+    used = in_use(use) if lost else used_gpus(use.processes, use.gpus)
     by_uuid = {gpu.uuid: gpu for gpu in here.gpus}
     wanted = [gpu for gpu in use.gpus if gpu.uuid in used]
     told = all(gpu.released_bytes is not None for gpu in wanted)
@@ -68,12 +69,14 @@ def fit(
     free = [gpu for gpu in here.gpus if gpu.uuid not in chosen.values()]
     left = [gpu for gpu in wanted if gpu.uuid not in chosen]
     placed |= _place(left, free, needs, ending)
-    problem = _unplaced(use, used, placed, here)
+    problem = _unplaced(use, used, placed, here, len(lost))
     if problem is not None:
         return Fit({}, [problem])
     short = _room(needs, placed, ending, told)
     pairs = _with_unused(
-        use.gpus, {**chosen, **{old: gpu.uuid for old, gpu in placed.items()}}, here.gpus
+        use.gpus,
+        {**chosen, **{old: gpu.uuid for old, gpu in placed.items()}},
+        [*here.gpus, *lost],
     )
     found = [*([short] if short else []), *_moved(use, used, pairs, here)]
     if saved_driver and here.driver and version(here.driver) > version(saved_driver):
@@ -101,6 +104,30 @@ def choices(use: GpuUse | None, here: Inventory) -> dict[str, list[Gpu]]:
 def used_gpus(processes: Sequence[CudaProcess], gpus: Sequence[CudaGpu]) -> set[str]:
     """UUIDs of the GPUs that the processes may use: as CUDA reads ``CUDA_VISIBLE_DEVICES``."""
     return {uuid for process in processes for uuid in _visible(process.visible, gpus)}
+
+
+def in_use(use: GpuUse) -> set[str]:
+    """UUIDs of the GPUs that a state may have something on.
+
+    Not those on which its save freed nothing, nor one of which the driver did not tell while it
+    did of others: that one did not work any more.
+    """
+    used = used_gpus(use.processes, use.gpus)
+    told = any(gpu.released_bytes is not None for gpu in use.gpus)
+    return {gpu.uuid for gpu in use.gpus if gpu.uuid in used and (gpu.released_bytes or not told)}
+
+
+def _lost(use: GpuUse, here: Inventory) -> list[Gpu]:
+    """GPUs of the save which this same node still has, but which do not work any more.
+
+    The driver counts them, so that one of them may stand for a GPU on which the state has nothing.
+    """
+    there = {gpu.uuid for gpu in here.gpus}
+    missing = [gpu for gpu in use.gpus if gpu.uuid not in there]
+    same_node = len(missing) < len(use.gpus)
+    if not same_node or len(missing) > len(here.broken):
+        return []
+    return [Gpu(-1, gpu.name, gpu.uuid, gpu.memory_bytes) for gpu in missing]
 
 
 def _visible(value: str | None, gpus: Sequence[CudaGpu]) -> list[str]:
@@ -222,13 +249,14 @@ def _free(gpu: Gpu, ending: Collection[int]) -> int:
 
 
 def _unplaced(
-    use: GpuUse, used: set[str], placed: dict[str, Gpu], here: Inventory
+    use: GpuUse, used: set[str], placed: dict[str, Gpu], here: Inventory, lost: int
 ) -> Difference | None:
     """Why not every GPU has one that stands for it."""
     saved, there = _names(use.gpus), _names(here.gpus)
-    if len(here.gpus) < len(use.gpus):
+    if len(here.gpus) + lost < len(use.gpus):
+        broken = f" ({'; '.join(here.broken)})" if here.broken else ""
         message = (
-            f"There were {len(use.gpus)} GPUs at the save, and here are {len(here.gpus)}: "
+            f"There were {len(use.gpus)} GPUs at the save, and here are {len(here.gpus)}{broken}: "
             "the driver wants one for each."
         )
         return Difference("gpu", message, True, saved, there)
@@ -244,6 +272,8 @@ def _unplaced(
             message = f"The GPUs {old.name} here have less memory than the one at the save."
         else:
             message = f"Too few GPUs {old.name} with enough memory and without MIG are here."
+            if here.broken:
+                message += f" {'; '.join(here.broken)}."
         return Difference("gpu", message, True, saved, there)
     return None
 

@@ -181,3 +181,22 @@ def test_room_is_needed_on_each_gpu_where_the_driver_told_how_much() -> None:
     assert fit(use, here).pairs == {"GPU-a": "GPU-b", "GPU-b": "GPU-a"}
     (short,) = (it for it in fit(use, here, chosen={"GPU-a": "GPU-a"}).differences if it.blocking)
     assert "needs 50.0 GB of GPU memory, and 40.0 GB are free" in short.message
+
+
+def test_a_lost_gpu_of_the_same_node_stands_for_one_that_is_not_in_use() -> None:
+    gpus = [CudaGpu(f"GPU-{i}", "H100", 80 * GB, n) for i, n in (("a", 10 * GB), ("b", 0))]
+    here = node(new("b"), broken=["GPU 0: GPU is lost"])
+    assert fit(saved(*gpus), here).pairs == {"GPU-a": "GPU-b", "GPU-b": "GPU-a"}
+    # The same where it is said that only one may be used.
+    assert fit(saved(old("a"), old("b"), visible="0"), here).pairs == {
+        "GPU-a": "GPU-b",
+        "GPU-b": "GPU-a",
+    }
+    # Both are in use; another node, whose lost GPU nobody can name.
+    for use, there in [
+        (saved(old("a"), old("b")), here),
+        (saved(*gpus), node(new("c"), broken=["GPU 0: GPU is lost"])),
+    ]:
+        found = fit(use, there)
+        (difference,) = (one for one in found.differences if one.blocking)
+        assert found.pairs == {} and "GPU 0: GPU is lost" in difference.message

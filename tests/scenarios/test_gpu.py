@@ -210,6 +210,48 @@ def test_a_gpu_that_is_not_given_back_after_a_save(
     client.save(kernel)
 
 
+def test_a_gpu_falls_off_the_bus_and_the_kernel_comes_back_on_the_other_one(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient
+) -> None:
+    client = server.client
+    data = hold(kernel)
+    state_id = client.save(kernel)["result"]["state_id"]
+
+    def listens() -> bool:
+        node.machine.xid(31, gpu=1)
+        return "Xid 31" in server.log()
+
+    wait_for("the server hears of errors", listens, 30)
+    events = client.events()
+    node.machine.xid(79, gpu=0, lost=True)
+    assert kernel.execute("gpu_data.use(); gpu_data.read(data, 1)").error is not None
+    node.run(["kill", "-9", str(kernel.pid)])
+    told = events.wait_for("kernel", action="restored", timeout=60)
+    assert (told["cause"], told["state_id"]) == ("death", state_id)
+    assert told["message"] == (
+        "The kernel's GPU (NVIDIA Simulated GPU) fell off the bus (Xid 79): "
+        "restored on another GPU."
+    )
+    assert checksum(kernel) == data
+    assert kernel.run("print(gpu_data.uuid)") == UUIDS[1]
+    assert node.machine.used(1) == MIB
+    # It is saved there, and that GPU is the one that is listened to.
+    client.save(kernel)
+    broken = [check for check in client.get(f"{API}doctor")["checks"] if check["name"] == "GPU"]
+    assert len(broken) == 1 and broken[0]["status"] == "warning"
+    node.machine.xid(48, gpu=1)
+    wait_for("it is heard", lambda: "Xid 48" in server.log(), 30)
+    events = client.events()
+    node.run(["kill", "-9", str(kernel.pid)])
+    told = events.wait_for("kernel", action="restored", timeout=60)
+    assert "had reported an error (Xid 48: memory of the GPU" in told["message"]
+    assert checksum(kernel) == data
+    client.delete(f"api/kernels/{kernel.id}")
+    node.wait_free(1)
+    node.machine.become(gpu(0), gpu(1))
+    client.get(f"{API}doctor")  # which asks the driver anew
+
+
 def command(server: JupyterServer, node: GpuNode, *argv: str) -> str:
     """What ``jupyter gpu-ckpt`` prints on the node; fails unless it succeeds."""
     code = "from jupyter_gpu_ckpt.cli.main import main; main()"

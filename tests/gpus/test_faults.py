@@ -1,0 +1,127 @@
+"""Errors that GPUs report are heard while kernels use them, and are the reason for deaths."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jupyter_gpu_ckpt.gpus.faults import GpuFaults
+from jupyter_gpu_ckpt.gpus.inventory import CudaGpu, CudaProcess, GpuUse
+from tests.harness.client import wait_for
+from tests.simgpu.simgpu import SimulatedMachine, gpu
+
+UUIDS = [gpu(number)["uuid"] for number in range(2)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedMachine]:
+    """A machine on which this process is."""
+    here = SimulatedMachine(tmp_path / "machine", [gpu(0), gpu(1)])
+    for name, value in here.environment().items():
+        monkeypatch.setenv(name, value)
+    yield here
+    here.stop()
+
+
+@pytest.fixture
+def faults() -> Iterator[GpuFaults]:
+    one = GpuFaults(logging.getLogger("test"))
+    yield one
+    one.close()
+    wait_for("nobody listens", lambda: not listeners(), 30)
+
+
+def listeners() -> list[psutil.Process]:
+    """Programs of this process that listen."""
+    found = []
+    for child in psutil.Process().children():
+        try:
+            if any(part.endswith("xids.py") for part in child.cmdline()):
+                found.append(child)
+        except psutil.Error:
+            continue
+    return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def use(first: int | None = 1 << 20, second: int | None = 0) -> GpuUse:
+    sizes = zip(UUIDS, (first, second), strict=True)
+    gpus = [CudaGpu(uuid, "NVIDIA L4", 24 << 30, size) for uuid, size in sizes]
+    return GpuUse([CudaProcess(7, memory_bytes=1 << 20)], gpus)
+
+
+def heard(machine: SimulatedMachine, faults: GpuFaults, code: int, number: int, kernel: str) -> str:
+    """Let a GPU report errors until one is heard: what came before the program listened is not."""
+
+    def told() -> str | None:
+        machine.xid(code, gpu=number)
+        reason = faults.reason(kernel)
+        return reason.words if reason is not None else None
+
+    return str(wait_for(f"Xid {code}", told, 30))
+
+
+def test_an_error_is_the_reason_for_those_that_use_the_gpu(
+    machine: SimulatedMachine, faults: GpuFaults
+) -> None:
+    faults.uses("one", use())
+    faults.uses("other", use(0, 1 << 20))
+    assert heard(machine, faults, 31, 0, "one") == (
+        "The kernel's GPU (NVIDIA L4) had reported an error "
+        "(Xid 31: its program used memory there that it has no right to)"
+    )
+    assert faults.reason("other") is None and faults.reason("unknown") is None
+    assert "(Xid 999)" in heard(machine, faults, 999, 1, "other")
+    assert len(listeners()) == 1
+    # Restored since, onto the other GPU: what happened before is no reason any more.
+    faults.uses("one", use(), {UUIDS[0]: UUIDS[1]})
+    assert faults.reason("one") is None
+    assert "(Xid 48: " in heard(machine, faults, 48, 1, "one")
+
+
+def test_a_lost_gpu_is_the_first_reason(machine: SimulatedMachine, faults: GpuFaults) -> None:
+    faults.uses("one", use(None, None))
+    heard(machine, faults, 45, 0, "one")
+    machine.xid(79, gpu=0, lost=True)
+    wait_for("it is lost", lambda: (reason := faults.reason("one")) and reason.lost, 30)
+    reason = faults.reason("one")
+    assert reason is not None
+    assert reason.words == "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79)"
+
+
+def test_a_driver_that_says_it_of_all_gpus_at_once(
+    machine: SimulatedMachine, faults: GpuFaults
+) -> None:
+    faults.uses("one", use())
+    heard(machine, faults, 45, 0, "one")
+    machine.xid(31, gpu=0, lost=True)
+    machine.faults("nvmlEventSetWait * error 15")
+    machine.xid(31, gpu=1)  # so that the one that waits asks again
+    wait_for("it is lost", lambda: (reason := faults.reason("one")) and reason.lost, 30)
+
+
+def test_nothing_listens_where_no_kernel_uses_a_gpu(
+    machine: SimulatedMachine, faults: GpuFaults
+) -> None:
+    faults.uses("one", None)
+    faults.uses("two", GpuUse())
+    assert listeners() == []
+    faults.uses("one", use())
+    faults.uses("two", use())
+    wait_for("it listens", listeners, 30)
+    faults.gone("one")
+    assert len(listeners()) == 1
+    faults.uses("two", None)
+    wait_for("it ends", lambda: not listeners(), 30)
+
+
+def test_a_driver_that_hangs_holds_nobody_up(machine: SimulatedMachine, faults: GpuFaults) -> None:
+    machine.faults("nvmlInit * hang", "nvmlInitWithFlags * hang")
+    faults.uses("one", use())
+    wait_for("it listens", listeners, 30)
+    assert faults.reason("one") is None
+    faults.gone("one")
+    wait_for("it ends", lambda: not listeners(), 30)
