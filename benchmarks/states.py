@@ -80,6 +80,8 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
         def ours() -> None:
             for state in client.states(kernel=kernel.id):
                 client.delete(f"gpu-ckpt/api/states/{state['id']}")
+            for pack in (home.data / "gpu-ckpt" / "store").rglob("*.pack"):
+                os.utime(pack, (0, 0))  # young garbage would stay, and fill the disk
             client.post("gpu-ckpt/api/gc")
             with felt_freeze(kernel, size, frozen["ours"]):
                 client.save(kernel, timeout=600)
