@@ -154,7 +154,7 @@ static bool look_at(const struct tree_task *one, struct cuda_task tasks[CUDA_TAS
                     size_t *count, struct kc_result *result)
 {
     struct cuda_task *before = known(tasks, *count, one);
-    struct cuda_task now;
+    struct cuda_task now = {.found = CUDA_NONE};
     if (before != NULL && before->found != CUDA_NONE)
         return true;
     enum cuda_seen mapped = before != NULL ? CUDA_SEEN_YES : cuda_maps_driver(one->pid);

@@ -29,10 +29,10 @@ struct cuda_task {
     bool has_thread;   /* it has a thread of the driver's: CUDA state of its own */
     bool parked;       /* it was checkpointed before anything was done */
     bool locked, copied; /* a save has done so with it */
+    bool visible_is_cut; /* CUDA_VISIBLE_DEVICES is longer */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
-    bool visible_is_cut; /* it is longer */
 };
 
 struct cuda_gpu {
