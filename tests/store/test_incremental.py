@@ -98,7 +98,7 @@ def edit(memory: Memory, change: tuple[str, int, int, int, int]) -> None:
 
 
 @settings(
-    max_examples=20,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

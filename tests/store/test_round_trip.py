@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -12,10 +13,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpu_ckpt.store import StateStore, rebuilding
+from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 
 from .conftest import KERNEL, Save, extract, make_meta, noise, snapshot
 
@@ -197,10 +199,15 @@ NAME = st.text("abcxyz.-_ü", min_size=1, max_size=6).filter(lambda name: name n
 
 
 @settings(
-    max_examples=60,
+    max_examples=150,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+@example(files={}, workers=1, level=1, sealed=False)
+@example(files={((), "empty"): ([], 0o600)}, workers=1, level=1, sealed=True)
+@example(files={((), "one"): ([("noise", 1)], 0o600)}, workers=1, level=1, sealed=True)
+@example(files={((), "nil"): ([("zeros", 1)], 0o400)}, workers=1, level=1, sealed=False)
+@example(files={((), "hole"): ([("hole", 1)], 0o600)}, workers=1, level=1, sealed=False)
 @given(
     files=st.dictionaries(
         st.tuples(st.lists(NAME, max_size=2).map(tuple), NAME),
@@ -209,15 +216,26 @@ NAME = st.text("abcxyz.-_ü", min_size=1, max_size=6).filter(lambda name: name n
     ),
     workers=st.integers(1, 3),
     level=st.sampled_from([1, 3]),
+    sealed=st.booleans(),
 )
 def test_any_layout(
     tmp_path: Path,
     files: dict[tuple[tuple[str, ...], str], tuple[list[tuple[str, int]], int]],
     workers: int,
     level: int,
+    sealed: bool,
 ) -> None:
     """The store is shared by all examples, so later ones also reuse earlier blocks."""
-    store = StateStore(tmp_path / "store", "ada", compression_level=level, workers=workers)
+    key = tmp_path / "key"
+    if not key.exists():
+        new_key_file(key)
+    store = StateStore(
+        tmp_path / ("sealed" if sealed else "plain"),
+        "ada",
+        compression_level=level,
+        workers=workers,
+        sealing=KeyRing(KeyFile(key)) if sealed else None,
+    )
     scratch = Path(tempfile.mkdtemp(dir=tmp_path))
     source = scratch / "image"
     source.mkdir()
@@ -243,6 +261,70 @@ def test_any_layout(
     extract(store, record.id, scratch / "back")
     assert snapshot(scratch / "back") == snapshot(source)
     shutil.rmtree(scratch)
+
+
+GIB = 1 << 30
+AT = st.one_of(
+    st.integers(0, 5 * GIB - 1),
+    st.integers(0, 5 * GIB // 4096).map(lambda page: page * 4096),
+    st.sampled_from([0, 1, 4095, 2**31 - 1, 2**32 - 1, 2**32, 5 * GIB - 1]),
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@example(pieces=[], size=5 * GIB)
+@example(pieces=[(5 * GIB - 1, 1, b"x")], size=0)
+@given(
+    pieces=st.lists(
+        st.tuples(AT, st.integers(1, 20_000), st.sampled_from([b"x", b"text ", b"\0\0\0y"])),
+        max_size=6,
+    ),
+    size=st.integers(0, 5 * GIB),
+)
+def test_any_sparse_file(
+    store: StateStore, tmp_path: Path, pieces: list[tuple[int, int, bytes]], size: int
+) -> None:
+    """Of up to 5 GiB, with data here and there: it comes back as it was, and as sparse."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    (folder / "image").mkdir()
+    with open(folder / "image" / "memfd", "wb") as file:
+        file.truncate(size)
+        for at, length, text in pieces:
+            file.seek(at)
+            file.write((text * length)[:length])
+    with store.begin(KERNEL) as writer:
+        writer.add_tree(folder / "image")
+        record = writer.commit(make_meta())
+    extract(store, record.id, folder / "back")
+    before, after = (folder / name / "memfd" for name in ("image", "back"))
+    assert after.stat().st_size == before.stat().st_size == record.size
+    assert after.stat().st_blocks <= before.stat().st_blocks
+    with open(before, "rb") as one, open(after, "rb") as other:
+        for begin, end in [*data_of(before), *data_of(after)]:
+            assert os.pread(one.fileno(), end - begin, begin) == os.pread(
+                other.fileno(), end - begin, begin
+            )
+    shutil.rmtree(folder)
+
+
+def data_of(path: Path) -> list[tuple[int, int]]:
+    """Ranges of a file that are no holes."""
+    found: list[tuple[int, int]] = []
+    with open(path, "rb") as file:
+        end, size = 0, os.fstat(file.fileno()).st_size
+        while end < size:
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError as error:
+                assert error.errno == errno.ENXIO  # holes up to the end
+                break
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+            found.append((begin, end))
+    return found
 
 
 def test_memory_stays_bounded(store: StateStore, tmp_path: Path) -> None:
