@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import hub, idle, many, overhead, recovery, states, store
+from benchmarks import hub, idle, many, overhead, recovery, start, states, store
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
     "recovery": lambda folder, options: recovery.measure(
         folder, options.recovery_size, options.rounds
     ),
+    "start": lambda folder, options: start.measure(options.rounds),
     "idle": lambda folder, options: idle.measure(folder),
     "hub": lambda folder, options: hub.measure(folder, options.rounds),
     "overhead": lambda folder, options: overhead.measure(folder, options.sets),
