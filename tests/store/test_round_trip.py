@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jupyter_gpu_ckpt.store import StateStore, rebuilding
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 
-from .conftest import KERNEL, Save, extract, make_meta, noise, snapshot
+from .conftest import KERNEL, Save, extract, make_meta, noise, pack_files, snapshot
 
 MIB = 1 << 20
 
@@ -261,6 +261,28 @@ def test_any_layout(
     extract(store, record.id, scratch / "back")
     assert snapshot(scratch / "back") == snapshot(source)
     shutil.rmtree(scratch)
+
+
+def test_what_does_not_compress_is_stored_as_it_is(tmp_path: Path) -> None:
+    """And what does is, as much as the level says."""
+    source = tmp_path / "image"
+    source.mkdir()
+    (source / "noise").write_bytes(noise(MIB))
+    words = [noise(5, seed=number).hex() for number in range(999)]
+    text = " ".join(words[number * number % 999] for number in range(99_999)).encode()
+    (source / "text").write_bytes(text)
+    stored: list[bytes] = []
+    for level in (1, 19):
+        store = StateStore(tmp_path / f"store-{level}", "ada", compression_level=level)
+        with store.begin(KERNEL) as writer:
+            writer.add_tree(source)
+            writer.commit(make_meta())
+        stored.append(b"".join(path.read_bytes() for path in sorted(pack_files(store.root))))
+    for packs in stored:
+        assert noise(MIB)[4096:40960] in packs
+        assert text[40960:41960] not in packs
+        assert len(packs) < MIB + len(text) // 2
+    assert len(stored[1]) < len(stored[0])
 
 
 GIB = 1 << 30
