@@ -349,9 +349,16 @@ class Parking:
     # -- ends ----------------------------------------------------------------------------
 
     def taken(self, kernel_id: str) -> list[HeldMessage]:
-        """Cells that are kept for a kernel; they are kept no longer."""
+        """Cells that are kept for a kernel; they are kept no longer, nor is its GPU waited for."""
         entry = self._entries.get(kernel_id)
-        return entry.held.take(only_cells=True) if entry is not None else []
+        if entry is None:
+            return []
+        cells = entry.held.take(only_cells=True)
+        running = self._keeper.running(kernel_id)
+        wanted = running is None or running.model.cause != "execute" or len(entry.held)
+        if cells and running is not None and not wanted:
+            running.cancel()  # the cells were all that wanted it
+        return cells
 
     def ended(self, kernel_id: str) -> list[HeldMessage]:
         """What was kept for a kernel that is about to end."""

@@ -160,6 +160,7 @@ function moving(
     return {
       state: 'moving',
       icon: parkedIcon,
+      label: kind === 'park' ? trans.__('Parking…') : trans.__('Unparking…'),
       title: trans.__('%1 (click to cancel)', going),
       announcement: going
     };
@@ -176,7 +177,10 @@ function moving(
   return {
     state: 'parked',
     icon: parkedIcon,
-    label: trans.__('Parked, no. %1 in line', position),
+    label:
+      before > 0
+        ? trans.__('Waits for GPU, no. %1 in line', position)
+        : trans.__('Waits for GPU'),
     title: trans.__('%1 (click to cancel)', waits),
     announcement: waits
   };

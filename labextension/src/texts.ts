@@ -44,18 +44,17 @@ export function operationTexts(
         trans.__('Kernel state verified (%1 in %2)', size, seconds)
     }),
     park: () => ({
-      going: trans.__('Parking kernel…'),
+      going: trans.__('Parking GPU…'),
       cancelled: trans.__('Parking was cancelled. The kernel runs on.'),
-      failed: trans.__('Parking Kernel Failed'),
-      done: (size, seconds) =>
-        trans.__('Kernel parked (%1 of GPU memory in %2)', size, seconds)
+      failed: trans.__('Parking GPU Failed'),
+      done: (size, seconds) => trans.__('GPU parked (%1 in %2)', size, seconds)
     }),
     unpark: () => ({
-      going: trans.__('Getting the kernel its GPU back…'),
+      going: trans.__('Unparking GPU…'),
       cancelled: trans.__('Unparking was cancelled. The kernel stays parked.'),
-      failed: trans.__('Unparking Kernel Failed'),
+      failed: trans.__('Unparking GPU Failed'),
       done: (size, seconds) =>
-        trans.__('Kernel has its GPU back (%1 in %2)', size, seconds)
+        trans.__('GPU unparked (%1 in %2)', size, seconds)
     })
   };
   return texts[kind]();

@@ -70,3 +70,43 @@ def test_the_gpu_to_restore_onto_is_chosen_by_keyboard(page: NotebookPage, node:
     assert (node.machine.used(0), node.machine.used(1)) == (0, MIB)
     page.run_cell(1)
     assert page.output(1) == checksum
+
+
+def test_a_parked_kernel_frees_its_gpu_and_a_cell_gets_it_back(
+    page: NotebookPage, node: GpuNode
+) -> None:
+    def used() -> int:
+        return node.machine.used(0) + node.machine.used(1)
+
+    page.close_dialogs()
+    page.run_cell(1)
+    checksum = page.output(1)
+    assert used() >= MIB
+    page.wait_idle()
+    node.machine.faults("cuCheckpointProcessCheckpoint * delay 1000")
+    page.menu("Kernel", "Park GPU")
+    expect(page.button).to_contain_text("Parking…")
+    page.notification("GPU parked (")
+    node.machine.faults()
+    button = page.button.locator(".jp-ToolbarButtonComponent")
+    expect(button).to_have_text("Parked")
+    expect(button).to_have_attribute("aria-label", re.compile("^GPU parked: .+ in host memory"))
+    expect(page.button.get_by_role("status")).to_have_text("GPU parked")
+    found = contrasts(page.page, ".jp-gpu-ckpt-button")
+    assert found and min(found.values()) >= 4.5, found
+    assert used() == 0
+
+    page.run_cell(1)
+    assert page.output(1) == checksum
+    expect(button).not_to_have_text("Parked")
+    assert used() >= MIB
+
+    # By the keyboard alone, there and back; the one command takes the place of the other.
+    page.wait_idle()
+    page.palette("Park GPU")
+    expect(button).to_have_text("Parked")
+    page.palette("Unpark GPU")
+    page.notification("GPU unparked (")
+    assert used() >= MIB
+    # What is said of it is one notice at a time.
+    expect(page.page.locator(".Toastify__toast").filter(has_text="parked")).to_have_count(1)

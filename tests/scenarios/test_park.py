@@ -160,6 +160,8 @@ def test_cells_wait_for_the_gpu_in_turn_and_can_be_given_up(
     # An interrupt ends the cell of the second, which stays parked and whole.
     client.post(f"api/kernels/{second.id}/interrupt")
     assert "KeyboardInterrupt" in str(begun[1].finish().error)
+    # Nobody wants it now: it does not wait on, to take room from others for nothing.
+    wait_for("it waits no more", lambda: parked(client, second)["position"] is None, 30)
     park(client, third)
     assert begun[0].finish().error is None
     assert begun[0].text.strip() == sums[0]

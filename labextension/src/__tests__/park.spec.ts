@@ -46,20 +46,25 @@ describe('The face of a parked kernel', () => {
   it('says what a cell waits for', () => {
     const waiting = anOperation({ kind: 'unpark', phase: 'waiting' });
     const third = face(aParked({ position: 3 }), waiting);
-    expect(third.label).toBe('Parked, no. 3 in line');
+    expect(third.label).toBe('Waits for GPU, no. 3 in line');
     expect(third.title).toBe(
       'GPU parked; waits for the GPU after 2 other kernels (click to cancel)'
     );
     expect(face(aParked({ position: 2 }), waiting).title).toContain(
       'after one other kernel'
     );
+    expect(face(aParked({ position: 1 }), waiting).label).toBe('Waits for GPU');
     expect(face(aParked({ position: 1 }), waiting).title).toContain(
       'waits for room on the GPU'
     );
     const moving = { ...waiting, phase: 'moving' };
-    expect(face(aParked({ position: 1 }), moving).title).toBe(
-      'Getting the kernel its GPU back… (click to cancel)'
-    );
+    const back = face(aParked({ position: 1 }), moving);
+    expect([back.label, back.title]).toEqual([
+      'Unparking…',
+      'Unparking GPU… (click to cancel)'
+    ]);
+    const away = face(null, anOperation({ kind: 'park', phase: 'moving' }));
+    expect(away.label).toBe('Parking…');
   });
 });
 
@@ -155,14 +160,10 @@ describe('Parking', () => {
 
   it('says how it went', async () => {
     await actions.park('K1');
-    expect(said()).toEqual([
-      'success | Kernel parked (2 GB of GPU memory in 1.2 s)'
-    ]);
+    expect(said()).toEqual(['success | GPU parked (2 GB in 1.2 s)']);
     // One notice: what was said before counts no longer.
     await actions.unpark('K1');
-    expect(said()).toEqual([
-      'success | Kernel has its GPU back (2 GB in 1.2 s)'
-    ]);
+    expect(said()).toEqual(['success | GPU unparked (2 GB in 1.2 s)']);
   });
 
   it('ends with a click on the button', async () => {
