@@ -15,6 +15,7 @@ import msgspec
 from ..errors import CkptError
 from ..operations import now
 from .errands import Errands
+from .service_places import UserPlaces
 from .service_reading import Person, UserStores
 from .service_records import UserReport
 from .settings import GpuCkptHub
@@ -25,6 +26,8 @@ T = TypeVar("T")
 _PARALLEL: Final = 4
 #: Seconds for one user's store; where a thread hangs in it, no other is sent after it.
 _DEADLINE: Final = 30.0
+#: Seconds that a remote store may take to say whose states it holds.
+_PLACES: Final = 10.0
 #: Seconds that a page waits for what is not known yet.
 _PATIENCE: Final = 5.0
 #: Seconds for which what was read of one user is new enough for a page about her.
@@ -33,6 +36,8 @@ _FRESH: Final = 5.0
 
 class Census:
     """The users of a hub and what their stores hold, as they were read last.
+
+    Users whom the hub has deleted are among them while they have states.
 
     Pages are made from this and wait for no store. All methods are for the event loop.
 
@@ -68,6 +73,11 @@ class Census:
         self._interval = interval
         self._on_round = on_round
         self._log = log
+        # Where the administrator names one owner for all, folders are not the users'.
+        names_owner = "owner" in hub.server_config.get("GpuCkpt", {})
+        template = "" if names_owner else hub.store_url or ""
+        self._places = UserPlaces(template, hub.store_options, timeout=_PLACES)
+        self._places_fail = False
         self._stores: dict[str, UserStores] = {}
         self._reports: dict[str, UserReport] = {}
         self._read_at: dict[str, float] = {}
@@ -96,6 +106,8 @@ class Census:
     async def round(self) -> None:
         """Read all users' stores once."""
         began = time.monotonic()
+        # Who has states is asked first: whom the hub makes meanwhile it does know then.
+        with_states = await self._with_states()
         try:
             people = await asyncio.wait_for(self._people(), _DEADLINE)
         except Exception as error:
@@ -105,6 +117,8 @@ class Census:
             self.problem = f"The hub does not say who its users are: {why}"
         else:
             self.problem = None
+            known = {person.name for person in people}
+            people += [Person(name, deleted=True) for name in with_states if name not in known]
             for person in people:
                 self._meet(person)
             for gone in self._stores.keys() - {person.name for person in people}:
@@ -122,7 +136,9 @@ class Census:
 
     def known(self) -> list[UserReport]:
         """What is known of all users at this moment."""
-        return [self._report(name) for name in sorted(self._stores)]
+        reports = [self._report(name) for name in sorted(self._stores)]
+        # Of those whom the hub has deleted there may be a folder, and nothing in it.
+        return [one for one in reports if not one.deleted or one.states or one.problem]
 
     async def one(self, person: Person) -> UserReport:
         """What is known of one user, read now if that takes no long."""
@@ -157,10 +173,23 @@ class Census:
 
     def close(self) -> None:
         """Nothing is read any more."""
+        self._places.close()
         for stores in self._stores.values():
             stores.close()
 
     # -- how -------------------------------------------------------------------------------
+
+    async def _with_states(self) -> list[str]:
+        """Names of all users who have states; those known as deleted, where that is not known."""
+        try:
+            found = await self._errands.run(("users",), self._places.find, _DEADLINE)
+        except Exception as error:
+            if not self._places_fail:
+                self._log.warning("States of deleted users are not looked for: %s", error)
+            self._places_fail = True
+            return [name for name, stores in self._stores.items() if stores.person.deleted]
+        self._places_fail = False
+        return found
 
     def _meet(self, person: Person) -> None:
         known = self._stores.get(person.name)
@@ -180,7 +209,12 @@ class Census:
         found = self._reports.get(name)
         if found is not None:
             return found
-        return UserReport(user=name, problem="It has not been read yet.")
+        person = self.person(name)
+        return UserReport(
+            user=name,
+            deleted=person is not None and person.deleted,
+            problem="It has not been read yet.",
+        )
 
     def _begin(self, name: str) -> asyncio.Task[None]:
         """The reading of a user's store that is under way, or a new one."""

@@ -39,7 +39,8 @@ class Metrics(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See prometheus_client."""
         reports, census = self._census.known(), self._census
-        yield GaugeMetricFamily(f"{_P}users", "Users of the hub", value=len(reports))
+        users = sum(not report.deleted for report in reports)
+        yield GaugeMetricFamily(f"{_P}users", "Users of the hub", value=users)
         yield GaugeMetricFamily(
             f"{_P}up", "Whether the hub says who its users are", value=float(census.problem is None)
         )

@@ -39,11 +39,15 @@ _ORDER: Final = ("lost", "running", "hibernated", "ended")
 
 
 class Person(NamedTuple):
-    """A user as the hub knows her: `servers` are the names of her named servers."""
+    """A user as the hub knows her: `servers` are the names of her named servers.
+
+    ``deleted``: the hub does not know her any more, and the store still does.
+    """
 
     name: str
     groups: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
+    deleted: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class UserStores:
         user, groups = self.person.name, self.person.groups
         report = UserReport(
             user=user,
+            deleted=self.person.deleted,
             allowed=self._hub.allows(user, groups),
             quota=self._hub.quota_of(user, groups),
         )

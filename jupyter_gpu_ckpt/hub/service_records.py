@@ -58,11 +58,13 @@ class UserReport(msgspec.Struct, kw_only=True):
     """All that is known of one user's states.
 
     ``used`` are the bytes that they take in the store, which a quota counts, ``size`` the bytes
-    that they hold. ``read`` is when the store was read last, ISO 8601 (UTC); ``problem`` says why
-    it could not be since then: the rest is as it was at that time.
+    that they hold. ``deleted``: the hub does not know the user any more. ``read`` is when the store
+    was read last, ISO 8601 (UTC); ``problem`` says why it could not be since then: the rest is as
+    it was at that time.
     """
 
     user: str
+    deleted: bool = False
     allowed: bool = True
     quota: int | None = None
     read: str | None = None
@@ -101,6 +103,7 @@ class UserReport(msgspec.Struct, kw_only=True):
         kernels = [kernel.status for kernel in self.kernels]
         return UserSummary(
             user=self.user,
+            deleted=self.deleted,
             allowed=self.allowed,
             states=len(self.states),
             pinned=sum(state.pinned for state in self.states),
@@ -124,6 +127,7 @@ class UserSummary(msgspec.Struct, kw_only=True):
     """One user in numbers: of states, of kernels by status, of kernels whose last save failed."""
 
     user: str
+    deleted: bool
     allowed: bool
     states: int
     pinned: int

@@ -242,6 +242,10 @@ class Hub:
         """Have a user without a server."""
         self._request("POST", f"users/{user}").raise_for_status()
 
+    def delete_user(self, user: str) -> None:
+        """Have the hub forget a user without a server."""
+        self._request("DELETE", f"users/{user}").raise_for_status()
+
     def token_of(self, user: str) -> str:
         """A new token with all rights that a user has."""
         answer = self._request("POST", f"users/{user}/tokens", json={"note": "tests"})

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 from traitlets.config import Config
@@ -20,12 +21,14 @@ from traitlets.config import Config
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.hub import GpuCkptHub, add_admin_page, service_census
 from jupyter_gpu_ckpt.hub.keys import user_key
+from jupyter_gpu_ckpt.hub.names import filled
 from jupyter_gpu_ckpt.hub.service_access import address_of
 from jupyter_gpu_ckpt.hub.service_actions import Actions
 from jupyter_gpu_ckpt.hub.service_audit import Audit, Doer
 from jupyter_gpu_ckpt.hub.service_census import Census
 from jupyter_gpu_ckpt.hub.service_history import ALL, History, Sample
 from jupyter_gpu_ckpt.hub.service_metrics import Metrics
+from jupyter_gpu_ckpt.hub.service_places import UserPlaces
 from jupyter_gpu_ckpt.hub.service_plot import usage_plot
 from jupyter_gpu_ckpt.hub.service_reading import Person, UserStores
 from jupyter_gpu_ckpt.hub.service_records import UserReport
@@ -221,6 +224,46 @@ def test_states_of_a_server_that_the_hub_has_deleted_are_still_seen(
     # Where a folder holds servers of several users none is looked for.
     shared = GpuCkptHub(store_url=f"{root}/{{servername}}/{{username}}")
     assert UserStores(shared, Person("alice"), tmp_path).read().states == []
+
+
+@pytest.mark.parametrize("below", ["", "/{username}", "/of-{username}/{servername}"])
+def test_states_of_a_user_whom_the_hub_has_deleted_are_seen_and_deleted(
+    root: Path, tmp_path: Path, below: str
+) -> None:
+    url = f"{root}{below}"
+    hub = GpuCkptHub(store_url=url)
+    names = ["alice", "bob@example.org", ".zoë / x"]
+    for name in names:
+        folder = Path(filled(url, name, ""))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        User(folder, name).state("kernel", "a.ipynb", ago(days=9))
+    (root / "of-nobody").mkdir()
+    (root / "lost+found").mkdir()
+    (root / "of-link").symlink_to(next(root.iterdir()))
+    census = census_of(hub, tmp_path, ["alice"])
+
+    async def check() -> None:
+        await census.round()
+        found = {report.user: report.deleted for report in census.known()}
+        assert found == {"alice": False, "bob@example.org": True, ".zoë / x": True}
+        assert not [report.problem for report in census.known() if report.problem]
+        person = census.person("bob@example.org")
+        assert person is not None
+        assert len(await census.act(person, lambda stores: stores.expire(DAY, dry_run=False))) == 1
+
+    asyncio.run(check())
+    # With the last state she is gone, and nobody else is.
+    assert [report.user for report in census.known()] == [".zoë / x", "alice"]
+
+
+def test_who_has_states_on_a_remote_system_is_known_by_its_folders(root: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for folder in ("alice", "b%2Fo", "not%2a one"):
+        files.pipe(f"/{root.name}/of-{folder}/x/store.json", b"")
+    url = f"memory://{root.name}/of-{{username}}"
+    assert UserPlaces(url, {}, 10.0).find() == ["alice", "b/o"]
+    assert UserPlaces(f"memory://{root.name}/not-there/{{username}}", {}, 10.0).find() == []
+    assert UserPlaces(f"memory://{root.name}/{{servername}}/{{username}}", {}, 10.0).find() == []
 
 
 def test_a_user_who_asks_for_much_at_once_has_one_thread(

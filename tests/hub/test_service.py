@@ -283,6 +283,31 @@ def test_a_link_in_a_users_store_leads_nowhere(world: World, admin: Browser) -> 
     assert [row["id"] for row in world.report("dora", token)["states"]] == [mine]
 
 
+def test_states_of_a_deleted_user_are_shown_and_can_be_deleted(
+    world: World, admin: Browser
+) -> None:
+    world.hub.add_user("erin")
+    erin = User(world.store, "erin")
+    state = erin.state("kernel-g", "left behind.ipynb", ago(days=3))
+    token = world.hub.token_of("admin")
+
+    def row() -> dict[str, Any] | None:
+        users = world.get("api/users", token).json()["users"]
+        return next((user for user in users if user["user"] == "erin"), None)
+
+    wait_for("it is read", lambda: (found := row()) and found["states"] == 1, 30)
+    world.hub.delete_user("erin")
+    wait_for("she is gone", lambda: (found := row()) and found["deleted"], 30)
+    assert re.search(r"erin</a> <span class=\"tag\">deleted user", admin.get(world.page()).text)
+    page = admin.get(world.page("users/erin"), timeout=30).text
+    assert "The hub has deleted this user" in page and "left behind.ipynb" in page
+    assert "erin" not in world.get("users.csv", world.hub.token_of("bob")).text
+    asked = world.page(f"users/erin/states/{state}/delete")
+    done = admin.post_form(asked, admin.get(asked, timeout=30).text)
+    assert "The state is deleted" in done.text
+    wait_for("nothing is left of her", lambda: row() is None, 30)
+
+
 def test_tables_for_spreadsheets_and_programs(world: World) -> None:
     token = world.hub.token_of("reader")
     rows = list(csv.DictReader(io.StringIO(world.get("users.csv", token).text)))
