@@ -82,6 +82,26 @@ def test_a_quota_takes_the_oldest_that_is_not_pinned(home: Home) -> None:
             assert again.run("print(hashlib.sha256(data).hexdigest())") == digest
 
 
+def test_only_a_pin_keeps_a_state_of_some_age(home: Home) -> None:
+    with JupyterServer(home, config={"GpuCkpt": {"max_age": 3.0}}) as server:
+        client, shell = server.client, Shell(home)
+        kernel = client.start()
+        # A newest state stays, however long this takes.
+        pinned = client.save(kernel)["state_id"]
+        shell.run("pin", pinned)
+        labelled = client.save(kernel)["state_id"]
+        shell.run("label", labelled, "a label is no pin")
+
+        def gone() -> bool:
+            """The rules are applied after each save."""
+            newest = client.save(kernel)["state_id"]
+            left = {state["id"] for state in client.states()}
+            assert {pinned, newest} <= left
+            return labelled not in left
+
+        wait_for("the older one goes", gone, timeout=60)
+
+
 def test_a_save_that_the_quota_has_no_room_for_leaves_the_kernel_alone(home: Home) -> None:
     with JupyterServer(home, config={"GpuCkpt": {"quota": 1 << 20}}) as server:
         client = server.client
