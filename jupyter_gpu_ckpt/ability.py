@@ -134,7 +134,6 @@ class Ability:
         """
         probe = await self.probe()
         meta = record.meta
-        ip = meta.connection["ip"]
         outside = describe.outside(record)
 
         def look() -> Found:
@@ -152,7 +151,7 @@ class Ability:
                 mapped_files=msgspec.convert(meta.mapped_files, list[MappedFile]),
                 open_files=outside.required() if outside is not None else (),
                 pids=meta.pids,
-                listeners=[(ip, meta.connection[name]) for name in _PORTS],
+                listeners=[(meta.connection["ip"], meta.connection[name]) for name in _PORTS],
                 ending=ending,
                 gpus=placed,
             )
@@ -162,7 +161,16 @@ class Ability:
             return Found(found, placed.pairs if can_map else {}, choices(use, gpus))
 
         other = {True: "rollback", False: "new", None: "-"}[beside]
-        return await in_thread(look)
+        try:
+            return await in_thread(look)
+        except (KeyError, msgspec.ValidationError) as error:
+            raise CkptError(
+                "not_restorable",
+                "The state was saved by another version of jupyter-gpu-ckpt, in a way that this "
+                "one does not understand.",
+                hint="Restore it with the version that saved it, or delete it.",
+                details=str(error),
+            ) from error
 
     async def doctor(self, check_store: Callable[[], list[DoctorCheck]]) -> Doctor:
         """What this node can capture, and what stands in the way.

@@ -255,8 +255,13 @@ def from_metadata(metadata: Any) -> AutoSaveChoice:
     said = section.get("autosave") if isinstance(section, dict) else None
     if isinstance(said, bool):
         return AutoSaveChoice(enabled=said)
+    return understood(said)
+
+
+def understood(said: Any) -> AutoSaveChoice:
+    """A choice that was written down, perhaps by another version; an empty one if it is none."""
     try:
-        return msgspec.convert(said, AutoSaveChoice) if said is not None else AutoSaveChoice()
+        return AutoSaveChoice() if said is None else msgspec.convert(said, AutoSaveChoice)
     except msgspec.ValidationError:
         return AutoSaveChoice()
 

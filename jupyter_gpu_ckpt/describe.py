@@ -236,8 +236,8 @@ def _node(node: dict[str, Any]) -> Node:
         hostname=str(node.get("hostname", "")),
         kernel_release=str(node.get("kernel_release", "")),
         cpu=str(node.get("cpu_model", "")),
-        criu=node.get("criu"),
-        gpus=[str(gpu.get("name", "")) for gpu in node.get("gpus") or []],
+        criu=str(node["criu"]) if node.get("criu") else None,
+        gpus=[str(gpu.get("name", "")) for gpu in node.get("gpus") or [] if isinstance(gpu, dict)],
     )
 
 
@@ -246,10 +246,15 @@ def store_warning(error: CkptError) -> DoctorCheck:
     return DoctorCheck("remote store", "warning", error.message, error.hint)
 
 
-def damaged_state(state_id: str, message: str) -> DoctorCheck:
-    """A state that no list shows, with why."""
-    hint = f"To delete it: jupyter gpu-ckpt rm {state_id}"
-    return DoctorCheck("damaged state", "warning", message, hint)
+def damaged_state(bad: DamagedState) -> DoctorCheck:
+    """A state that cannot be read, with why."""
+    hint = bad.hint or f"To delete it: jupyter gpu-ckpt rm {bad.state_id}"
+    return DoctorCheck("damaged state", "warning", bad.message, hint)
+
+
+def damaged_record(error: CkptError) -> DoctorCheck:
+    """A kernel's record that cannot be read, with why."""
+    return DoctorCheck("damaged record", "warning", error.message, error.hint)
 
 
 def doctor(

@@ -63,6 +63,11 @@ class CkptError(Exception):
         """HTTP status code for this error."""
         return STATUS[self.reason]
 
+    def in_a_line(self) -> str:
+        """What a log says of it: what, what to do, and where."""
+        line = " ".join(part for part in (self.message, self.hint) if part)
+        return f"{line} ({self.details})" if self.details else line
+
     def as_dict(self) -> dict[str, str | None]:
         """The JSON body that REST answers and operations carry."""
         return {

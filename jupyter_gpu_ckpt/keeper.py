@@ -39,6 +39,7 @@ from .spool import Spool
 from .store import StateRecord
 from .tidying import Tidying
 from .tracking import TrackedKernel, Tracker
+from .troubles import Troubles
 
 
 class Keeper(GpuCkpt):
@@ -68,6 +69,7 @@ class Keeper(GpuCkpt):
         super().__init__(parent=parent)
         self.kernel_manager = kernel_manager
         self.store = self.open_store(lambda state_id: self.saved.uploaded(state_id))
+        self.troubles = Troubles(self.log)
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
         self.ability = Ability(lambda: self.launching.kernel_capture, self.log)
@@ -97,7 +99,7 @@ class Keeper(GpuCkpt):
             interval=self.lease_interval,
             on_fenced=lambda kernel, hostname: self.lost.fence(kernel, hostname),
             server=self.server_name(),
-            log=self.log,
+            troubles=self.troubles,
         )
         self.lost = LostKernels(self)
         self.saved = SavedStates(self)
@@ -115,7 +117,7 @@ class Keeper(GpuCkpt):
         await self.policies.start()
         self.saved.start()
         self.store.start()
-        self.in_background(self._clean_up())
+        self.in_background(self.tidying.begin())
         self.in_background(self.lost.heartbeat())
 
     async def stop(self) -> None:
@@ -137,13 +139,6 @@ class Keeper(GpuCkpt):
         self.ability.faults.close()
         self.tracker.close()
 
-    async def _clean_up(self) -> None:
-        await in_thread(self.spool.clean)
-        await in_thread(self.leases.forget_stateless)
-        await self.tidying.apply()
-        # It may take minutes on a slow store: a server that stops does not wait for its end.
-        await in_thread(lambda: self.store.gc(stop=self._stopping))
-
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside what clients ask for, until it ends or the server stops."""
         task = asyncio.create_task(work)
@@ -152,7 +147,11 @@ class Keeper(GpuCkpt):
 
     def _background_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, CkptError):
+            self.troubles.tell("Not all was done in the background", error)
+        else:
             self.log.error("Background work of the keeper failed", exc_info=error)
 
     # -- kernels -------------------------------------------------------------------------
@@ -339,7 +338,7 @@ class Keeper(GpuCkpt):
     def _check_store(self) -> list[models.DoctorCheck]:
         """Raise what would keep a save from being written; in a worker thread.
 
-        Returns a warning for each state that is damaged.
+        Returns a warning for each state and each kernel's record that is damaged.
         """
         self.store.usage()
         folder = existing(self.store_folder())
@@ -349,9 +348,8 @@ class Keeper(GpuCkpt):
                 f"The folder for saved states cannot be written: {folder}.",
                 hint="Check its permissions, or set GpuCkpt.store_url.",
             )
-        damaged = [
-            describe.damaged_state(bad.state_id, bad.message) for bad in self.store.damaged()
-        ]
+        damaged = [describe.damaged_state(bad) for bad in self.store.damaged()]
+        damaged += [describe.damaged_record(bad) for bad in self.store.unreadable_kernels()]
         return [describe.store_warning(warning) for warning in self.store.warnings()] + damaged
 
     # -- what provisioners report --------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from jupyter_core.utils import ensure_async
 
@@ -18,6 +18,8 @@ from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
     from .keeper import Keeper
+
+_NOT_LOOKED_FOR: Final = "Lost kernels cannot be looked for"
 
 
 class LostKernels:
@@ -39,6 +41,9 @@ class LostKernels:
                 await keeper.leases.renew_all()
                 if keeper.restore_on_start != "never":
                     await self._look()
+                keeper.troubles.over(_NOT_LOOKED_FOR)
+            except CkptError as error:
+                keeper.troubles.tell(_NOT_LOOKED_FOR, error)
             except Exception:
                 # Whatever it is, the next beat must come.
                 keeper.log.exception("Leases could not be renewed")

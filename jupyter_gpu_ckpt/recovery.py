@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 from weakref import WeakSet
 
 import msgspec
 
+from .autosave import chosen, understood
 from .connection import spec_of
 from .errors import CkptError
 from .liveness import Liveness
 from .operations import Run, in_thread
 from .store import KernelRecord, StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
+from .troubles import Troubles
+
+_NOT_KEPT: Final = "Kernel states cannot be kept"
 
 
 @dataclass
@@ -62,8 +65,8 @@ class Leases:
         it is known: the copy here must end.
     server
         Name of this server among those of its user.
-    log
-        For a store that cannot be written; kernels run on without leases then.
+    troubles
+        Told of a store that cannot be written; kernels run on without leases then.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Leases:
         ttl: float,
         interval: float,
         on_fenced: Callable[[TrackedKernel, str], None],
-        log: logging.Logger | Any,
+        troubles: Troubles,
         server: str = "",
     ) -> None:
         self._store = store
@@ -85,8 +88,7 @@ class Leases:
         self._interval = interval
         self._on_fenced = on_fenced
         self._server = server
-        self._log = log
-        self._complained = False
+        self._troubles = troubles
         self._lock = asyncio.Lock()
         #: Kernels whose lease this server has written.
         self._held: set[str] = set()
@@ -119,7 +121,7 @@ class Leases:
             if error is not None:
                 self._complain(error)
             elif kernels:
-                self._complained = False
+                self._troubles.over(_NOT_KEPT)
             for kernel, hostname in taken_by:
                 self._fenced.add(kernel)
                 self._on_fenced(kernel, hostname)
@@ -157,7 +159,7 @@ class Leases:
                 taken.append((kernel, hostname))
                 continue
             if kernel.autosave is None:
-                kernel.autosave = (old.autosave if old is not None else None) or {}
+                kernel.autosave = chosen(understood(old.autosave if old is not None else None))
             record.autosave = kernel.autosave or None
             self._held.add(record.kernel_id)
             try:
@@ -283,14 +285,12 @@ class Leases:
     def _put(self, record: KernelRecord) -> None:
         try:
             self._store.put_kernel(record)
-            self._complained = False
+            self._troubles.over(_NOT_KEPT)
         except CkptError as error:
             self._complain(error)
 
     def _complain(self, error: CkptError) -> None:
-        if not self._complained:
-            self._log.warning("Kernel states cannot be kept: %s %s", error.message, error.hint)
-        self._complained = True
+        self._troubles.tell(_NOT_KEPT, error)
 
     # -- lost kernels --------------------------------------------------------------------
 

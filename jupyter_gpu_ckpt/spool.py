@@ -50,7 +50,7 @@ class Spool:
             raise CkptError(
                 "store_unavailable",
                 "The working folder for saved states cannot be written.",
-                hint="Check Keeper.spool_dir, its permissions and its free space.",
+                hint="Check GpuCkpt.spool_dir, its permissions and its free space.",
                 details=f"{path}: {error.strerror}",
             ) from error
         try:
@@ -66,15 +66,27 @@ class Spool:
             raise CkptError(
                 "store_unavailable",
                 f"Other users can write to the working folder for saved states, {self.root}.",
-                hint="Memory images hold secrets. Set Keeper.spool_dir to a folder of your own, "
+                hint="Memory images hold secrets. Set GpuCkpt.spool_dir to a folder of your own, "
                 f"or run: chmod go-w {self.root}",
             )
 
     def clean(self) -> None:
-        """Remove what servers that are gone left behind; called once at start, in a thread."""
-        if not self.root.is_dir():
+        """Remove what servers that are gone left behind; called once at start, in a thread.
+
+        Raises CkptError ``store_unavailable``.
+        """
+        try:
+            found = list(self.root.iterdir())
+        except FileNotFoundError:
             return
-        for path in self.root.iterdir():
+        except OSError as error:
+            raise CkptError(
+                "store_unavailable",
+                f"The working folder for saved states cannot be read: {self.root}.",
+                hint="Check GpuCkpt.spool_dir and its permissions.",
+                details=error.strerror,
+            ) from error
+        for path in found:
             if path != self._own and self._is_left_over(path):
                 if path.name.startswith(f"{node_id()}-"):
                     for images_dir in path.glob("*/images"):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .errors import CkptError
 from .operations import in_thread
 
 if TYPE_CHECKING:
     from .keeper import Keeper
+
+_NOT_REMOVED: Final = "Old states were not removed"
+#: How many things that cannot be read are named in the log.
+_TOLD: Final = 5
 
 
 class _Needed(NamedTuple):
@@ -25,6 +29,39 @@ class Tidying:
     def __init__(self, keeper: Keeper, stop: threading.Event) -> None:
         self._keeper = keeper
         self._stop = stop
+
+    async def begin(self) -> None:
+        """Tidy up what servers left that are gone; called once, when this one starts.
+
+        Never raises for a store, or something in it, that cannot be read: that is told.
+        """
+        keeper = self._keeper
+        # The last may take minutes on a slow store: a server that stops does not wait for its end.
+        for consequence, tidy in (
+            ("Working files of other servers were not removed", keeper.spool.clean),
+            ("What was saved cannot be looked at", keeper.leases.forget_stateless),
+            ("What was saved cannot be looked at", self._tell_of_unreadable),
+            (_NOT_REMOVED, None),
+            ("No disk space was given back", lambda: keeper.store.gc(stop=self._stop)),
+        ):
+            try:
+                await (self.apply() if tidy is None else in_thread(tidy))
+            except CkptError as error:
+                keeper.troubles.tell(consequence, error)
+
+    def _tell_of_unreadable(self) -> None:
+        """Warn once of all that cannot be read; for a worker thread."""
+        store = self._keeper.store
+        bad = [*(state.message for state in store.damaged())]
+        bad += [error.message for error in store.unreadable_kernels()]
+        if bad:
+            said = list(dict.fromkeys(bad))  # of a missing key all states say the same
+            self._keeper.log.warning(
+                "%s in the state store cannot be read, and nothing is done to it: %s "
+                "'jupyter gpu-ckpt doctor' says what can be done about each.",
+                "One thing" if len(bad) == 1 else f"{len(bad)} things",
+                " ".join(said[:_TOLD]) + (" ..." if len(said) > _TOLD else ""),
+            )
 
     async def apply(self) -> None:
         """Remove states that no rule keeps; called after each save and when the server starts.
@@ -44,7 +81,9 @@ class Tidying:
             if removals:
                 await in_thread(lambda: keeper.store.gc(stop=self._stop))
         except CkptError as error:
-            keeper.log.warning("Old states were not removed: %s", error.message)
+            keeper.troubles.tell(_NOT_REMOVED, error)
+        else:
+            keeper.troubles.over(_NOT_REMOVED)
 
     async def _remove(self, state_id: str, why: str) -> None:
         try:

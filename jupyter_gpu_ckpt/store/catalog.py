@@ -14,7 +14,13 @@ from ..errors import CkptError
 from .damage import Damaged, TooNew, damaged, too_new
 from .kernel_store import READING, WRITING, KernelStore
 from .keys import KeyRing
-from .layout import check_kernel_id, check_state_id, translated, unknown_state
+from .layout import (
+    check_kernel_id,
+    check_state_id,
+    is_of_one_file,
+    translated,
+    unknown_state,
+)
 from .local_files import delete_state
 from .manifest import Body, decode_manifest
 from .marks import Marks, changed, encode_marks, put_marks, read_marks
@@ -229,7 +235,7 @@ class Catalog(KernelStore):
             with translated(READING):
                 for kernel in owner.kernel_folders():
                     path = kernel / "states" / f"{state_id}.json"
-                    if path.is_file():
+                    if os.path.lexists(path):
                         return owner, path
         raise unknown_state()
 
@@ -243,7 +249,14 @@ class Catalog(KernelStore):
 
     def _load(self, owner: OwnerStore, path: Path) -> Body:
         state_id = path.stem
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not is_of_one_file(error):
+                raise
+            raise damaged(state_id, f"its manifest cannot be read ({error.strerror})") from error
         try:
             body = decode_manifest(data, owner.sealing, path.parent.parent.name, state_id)
         except Damaged as error:
@@ -256,7 +269,13 @@ class Catalog(KernelStore):
 def damaged_among(seen: Iterable[Seen], kernel_id: str | None = None) -> list[DamagedState]:
     """Those that cannot be read, newest first."""
     bad = [
-        DamagedState(one.id, one.kernel_id, one.body.message)
+        DamagedState(
+            one.id,
+            one.kernel_id,
+            one.body.message,
+            # A key that is missing may come back, a state of a later version be read by it.
+            None if one.body.reason == "state_damaged" else one.body.hint,
+        )
         for one in seen
         if isinstance(one.body, CkptError) and kernel_id in (None, one.kernel_id)
     ]

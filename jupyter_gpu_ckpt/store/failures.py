@@ -13,6 +13,7 @@ import msgspec
 
 from ..moments import read_moment
 from .kernel_files import KernelFile
+from .layout import is_of_one_file
 from .seal import Sealing
 
 #: Name of the file beside a kernel's record.
@@ -83,13 +84,17 @@ def read(path: Path, sealing: Sealing) -> SaveFailure | None:
     Raises
     ------
     OSError
-        Not readable.
+        The store is not readable.
     """
     try:
         found = _FILE.decode(path.read_bytes(), sealing)
         at = read_moment(found.at)
         old = datetime.now(timezone.utc) - at > LONGEST
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        if not is_of_one_file(error):
+            raise
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError):
         return None

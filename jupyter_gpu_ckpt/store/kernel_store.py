@@ -18,7 +18,14 @@ from . import failures as failed
 from .clocks import has_one_clock
 from .kernel_files import RECORDS
 from .keys import KeyRing
-from .layout import check_kernel_id, owner_folder, put_file, translated
+from .layout import (
+    check_kernel_id,
+    is_kernel_id,
+    is_of_one_file,
+    owner_folder,
+    put_file,
+    translated,
+)
 from .local_files import tidy
 from .owner import OwnerStore, open_owner
 from .presence import store_now
@@ -163,7 +170,7 @@ class KernelStore:
         Raises
         ------
         CkptError
-            ``state_damaged``: the record is there and unreadable.
+            ``state_damaged``: the record is there and unreadable; ``store_unavailable``.
         """
         check_kernel_id(kernel_id)
         owner = self._open()
@@ -173,20 +180,29 @@ class KernelStore:
             return _load_kernel(owner.kernels / kernel_id / "kernel.json", owner.sealing)
 
     def kernels(self) -> list[KernelRecord]:
-        """List all readable kernel records, in order of their ids."""
+        """List all kernel records, in order of their ids; without :meth:`unreadable_kernels`."""
+        return [found for found in self._kernels() if isinstance(found, KernelRecord)]
+
+    def unreadable_kernels(self) -> list[CkptError]:
+        """What is wrong with each record that cannot be read: such kernels are not offered."""
+        return [found for found in self._kernels() if isinstance(found, CkptError)]
+
+    def _kernels(self) -> list[KernelRecord | CkptError]:
         owner = self._open()
         if owner is None:
             return []
-        records: list[KernelRecord] = []
+        found: list[KernelRecord | CkptError] = []
         with translated(READING):
             for folder in owner.kernel_folders():
+                if not is_kernel_id(folder.name):
+                    continue  # no server has made it
                 try:
                     record = _load_kernel(folder / "kernel.json", owner.sealing)
-                except CkptError:
-                    continue
-                if record is not None:
-                    records.append(record)
-        return records
+                except CkptError as error:
+                    found.append(error)
+                else:
+                    found += [] if record is None else [record]
+        return found
 
     def heartbeat(self, kernel_id: str) -> Heartbeat | None:
         """When a kernel's record was written last; ``None`` if there is none."""
@@ -272,12 +288,23 @@ def _load_kernel(path: Path, sealing: Sealing) -> KernelRecord | None:
         record = RECORDS.decode(path.read_bytes(), sealing)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if not is_of_one_file(error):
+            raise
+        raise _unreadable(path, f"cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CkptError(
-            "state_damaged",
-            f"The record of kernel {path.parent.name} is damaged.",
-            details=os.fspath(path),
-        ) from error
+        raise _unreadable(path, "is damaged, or of another version") from error
     if record.kernel_id != path.parent.name:
-        raise CkptError("state_damaged", f"The record of kernel {path.parent.name} is another's.")
+        raise _unreadable(path, "is another's")
     return record
+
+
+def _unreadable(path: Path, why: str) -> CkptError:
+    kernel_id = path.parent.name
+    return CkptError(
+        "state_damaged",
+        f"The record of kernel {kernel_id} {why}.",
+        hint="So the kernel is not offered when it is lost. Its states can be restored all the "
+        f"same: jupyter gpu-ckpt states --kernel {kernel_id}",
+        details=os.fspath(path),
+    )

@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +26,8 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _ATTEMPTS = 100
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+_OF_ONE_FILE = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 
 
 def owner_folder(owner: str) -> str:
@@ -51,7 +54,25 @@ def is_kernel_id(kernel_id: str) -> bool:
 
 def is_state_id(state_id: str) -> bool:
     """Whether `state_id` has the form of a state id."""
-    return _STATE_ID.match(state_id) is not None
+    if _STATE_ID.match(state_id) is None:
+        return False
+    try:
+        begun(state_id)
+    except ValueError:
+        return False
+    return True
+
+
+def begun(state_id: str) -> datetime:
+    """When a state was begun to be saved, which its id says.
+
+    Raises
+    ------
+    ValueError
+        It says a time that there never was.
+    """
+    when = datetime.strptime(state_id.partition("-")[0], "%Y%m%dT%H%M%SZ")
+    return when.replace(tzinfo=timezone.utc)
 
 
 def check_state_id(state_id: str) -> str:
@@ -64,6 +85,11 @@ def check_state_id(state_id: str) -> str:
 def unknown_state() -> CkptError:
     """Build the error for an id that names no state of this owner."""
     return CkptError("unknown_state", "There is no saved state with this id.")
+
+
+def is_of_one_file(error: OSError) -> bool:
+    """Whether it is this file that cannot be read, while the others of the store can."""
+    return error.errno in _OF_ONE_FILE
 
 
 def store_error(error: OSError, doing: str) -> CkptError:

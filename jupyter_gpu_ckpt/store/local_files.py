@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from .layout import is_state_id, make_private_dir, sync_dir
+from ..errors import CkptError
+from .layout import is_of_one_file, is_state_id, make_private_dir, sync_dir
 from .owner import OwnerStore
 from .presence import look_at, store_now
 from .sweep import PackSeen, Present
@@ -47,7 +48,17 @@ class LocalFiles:
 
     def manifest(self, state_id: str) -> bytes | None:
         """See :class:`~.sweep.StoreFiles`."""
-        return _read(self._manifests[state_id])
+        try:
+            return _read(self._manifests[state_id])
+        except OSError as error:
+            if not is_of_one_file(error):
+                raise
+            raise CkptError(
+                "store_unavailable",
+                f"The manifest of the saved state {state_id} cannot be read ({error.strerror}), so "
+                "what it needs is unknown and nothing was removed.",
+                hint=f"Correct its permissions, or delete it: jupyter gpu-ckpt rm {state_id}",
+            ) from error
 
     def deleted(self) -> Iterator[tuple[str, float]]:
         """See :class:`~.sweep.StoreFiles`."""
@@ -99,7 +110,7 @@ class LocalFiles:
 
     def remove_note(self, state_id: str) -> None:
         """See :class:`~.sweep.StoreFiles`."""
-        (self._owner.deleted / f"{state_id}.json").unlink(missing_ok=True)
+        _remove(self._owner.deleted / f"{state_id}.json")
 
 
 def delete_state(owner: OwnerStore, manifest: Path) -> None:
@@ -116,7 +127,7 @@ def delete_state(owner: OwnerStore, manifest: Path) -> None:
     # Before the move, or a collection might take the note for an old one.
     os.utime(manifest)
     os.rename(manifest, owner.deleted / manifest.name)
-    manifest.with_suffix(".marks.json").unlink(missing_ok=True)
+    _remove(manifest.with_suffix(".marks.json"))
     sync_dir(owner.deleted)
     tidy(manifest.parent, manifest.parent.parent)
 
@@ -158,7 +169,7 @@ def _read(path: Path) -> bytes | None:
 
 def _remove(path: Path) -> None:
     """Remove a file, or a folder with its files; another collector may be at it too."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         with suppress(FileNotFoundError):
             for file in path.iterdir():
                 file.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from ..moments import read_moment
 from .damage import Damaged, TooNew
 from .packs import is_pack_id
 from .records import FORMAT, StateMeta, StateRecord
@@ -104,6 +105,7 @@ def decode_manifest(data: bytes, sealing: Sealing, kernel_id: str, state_id: str
         body = msgspec.json.decode(raw, type=Body)
         named = bytes.fromhex(body.index.name)
         bytes.fromhex(body.index.salt)
+        read_moment(body.created)
     except (msgspec.DecodeError, ValueError) as error:
         raise Damaged("its manifest is incomplete") from error
     if len(named) != NAME_SIZE or body.index.pack not in body.packs:

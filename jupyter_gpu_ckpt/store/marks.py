@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from ..errors import CkptError
 from .damage import Damaged
-from .layout import put_file
+from .layout import is_of_one_file, put_file
 from .owner import OwnerStore
 from .seal import SEALED, Sealing, plain_body, sealed_with
 
@@ -51,12 +51,16 @@ def read_marks(owner: OwnerStore, manifest: Path) -> Marks:
     Raises
     ------
     OSError
-        Not readable.
+        The store is not readable.
     """
     try:
         data = marks_path(manifest).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return Marks()
+    except OSError as error:
+        if not is_of_one_file(error):
+            raise
+        return Marks(pinned=True)
     try:
         if sealed_with(data) is None:
             if _is_sealed(manifest):
@@ -74,8 +78,8 @@ def _is_sealed(manifest: Path) -> bool:
     try:
         with manifest.open("rb") as file:
             return file.read(len(SEALED)) == SEALED
-    except FileNotFoundError:
-        return False  # deleted meanwhile
+    except (FileNotFoundError, IsADirectoryError):
+        return False  # deleted meanwhile, or there was never one
 
 
 def encode_marks(sealing: Sealing, manifest: Path, marks: Marks) -> bytes:

@@ -18,7 +18,7 @@ from ..errors import CkptError
 from . import failures
 from .clocks import uptime
 from .damage import Damaged
-from .layout import make_private_dir
+from .layout import make_private_dir, store_error
 from .local_files import delete_state
 from .local_tier import LocalTier
 from .objects import Found
@@ -146,12 +146,17 @@ class Mirror:
                 return
             try:
                 self._refresh(owner)
-            except (CkptError, Damaged) as error:
-                if not isinstance(error, CkptError):
-                    error = CkptError(
+            except Damaged as error:
+                self._failed(
+                    CkptError(
                         "store_unavailable", f"The remote state store answers nonsense: {error}"
                     )
+                )
+            except CkptError as error:
                 self._failed(error)
+            except OSError as error:
+                # What is known here can be read all the same.
+                self._failed(store_error(error, "keep the remote store's lists on this node"))
             else:
                 self.problem = None
                 self._rest = _FIRST_REST

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
+
+from .layout import begun
 
 #: Version of the on-disk format this code writes, and the newest it reads (docs/format.md).
 FORMAT = 2
@@ -130,17 +131,17 @@ class GcResult(NamedTuple):
 
 
 class DamagedState(NamedTuple):
-    """A state of which not even the manifest can be read, and why."""
+    """A state of which not even the manifest can be read, why, and what to do but delete it."""
 
     state_id: str
     kernel_id: str
     message: str
+    hint: str | None = None
 
     @property
     def created(self) -> str:
         """When it was begun to be saved, which its id says: ISO 8601, UTC."""
-        when = datetime.strptime(self.state_id.partition("-")[0], "%Y%m%dT%H%M%SZ")
-        return when.isoformat(timespec="milliseconds") + "Z"
+        return begun(self.state_id).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class LostRange(NamedTuple):

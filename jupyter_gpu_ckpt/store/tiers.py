@@ -21,7 +21,7 @@ from .announcements import Announcements
 from .claims import Claims
 from .damage import Damaged
 from .fetch import SharedPacks, TierPacks
-from .kernel_store import Heartbeat
+from .kernel_store import READING, WRITING, Heartbeat
 from .keys import KeyRing
 from .layout import check_kernel_id, make_private_dir, owner_folder, translated
 from .local_files import LocalFiles
@@ -204,20 +204,22 @@ class TieredStore(StateStore):
     # -- the local tier as a store -------------------------------------------------------------
 
     def _open(self) -> OwnerStore | None:
-        try:
-            if not self._mirror.join(None):
+        with translated(READING):
+            try:
+                if not self._mirror.join(None):
+                    return None
+            except CkptError:
+                # Reads say what is known here, which is nothing; warnings() says why.
                 return None
-        except CkptError:
-            # Reads say what is known here, which is nothing; warnings() says why.
-            return None
-        return self._refreshed()
+            return self._refreshed()
 
     def _create(self) -> OwnerStore:
         self._join()
-        return self._refreshed()
+        with translated(WRITING):
+            return self._refreshed()
 
     def _join(self) -> None:
-        with translated("write to the state store"):
+        with translated(WRITING):
             self._mirror.join(super()._create)
 
     def _refreshed(self) -> OwnerStore:

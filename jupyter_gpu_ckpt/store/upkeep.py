@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from datetime import datetime, timezone
+from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CkptError
 from ..moments import read_moment
 from .catalog import Catalog, Seen, damaged_among
 from .kernel_store import READING
-from .layout import check_kernel_id, translated
+from .layout import begun, check_kernel_id, is_of_one_file, translated
 from .local_files import LocalFiles, pack_files
 from .owner import OwnerStore
 from .records import DamagedState, GcResult, StateRecord
@@ -143,13 +143,9 @@ class Upkeep(Catalog):
         for path, body, marks in seen:
             if isinstance(body, CkptError):
                 with suppress(FileNotFoundError):
-                    packs = manifest_packs(path.read_bytes())
-                    kernel_id = path.parent.parent.name
-                    created = datetime.strptime(path.stem[:16], "%Y%m%dT%H%M%SZ")
-                    age = created.replace(tzinfo=timezone.utc).timestamp()
-                    held = Held(
-                        path.stem, kernel_id, age, frozenset(packs), pinned=True, intact=False
-                    )
+                    kernel_id, age = path.parent.parent.name, begun(path.stem).timestamp()
+                    packs = _packs_of(path)
+                    held = Held(path.stem, kernel_id, age, packs, pinned=True, intact=False)
                     found.append(held)
                 continue
             found.append(
@@ -209,3 +205,15 @@ class Upkeep(Catalog):
     ) -> GcResult:
         """What else is to be tidied up; for stores with another tier."""
         return GcResult(0, 0)
+
+
+def _packs_of(manifest: Path) -> frozenset[str]:
+    """The packs that a state needs of which no more can be read, as far as that is known."""
+    try:
+        return frozenset(manifest_packs(manifest.read_bytes()))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if not is_of_one_file(error):
+            raise
+        return frozenset()

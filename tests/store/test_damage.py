@@ -15,12 +15,13 @@ import zstandard
 from blake3 import blake3
 
 from jupyter_gpu_ckpt.errors import CkptError
-from jupyter_gpu_ckpt.store import KernelRecord, StateStore
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateStore
 from jupyter_gpu_ckpt.store.damage import Damaged
 from jupyter_gpu_ckpt.store.index import decode_index, encode_index
 from jupyter_gpu_ckpt.store.manifest import decode_manifest, encode_manifest
 from jupyter_gpu_ckpt.store.owner import open_owner
 from jupyter_gpu_ckpt.store.packs import LocalPacks, read_footer
+from jupyter_gpu_ckpt.store.retention import Policy
 from jupyter_gpu_ckpt.store.seal import NullSealing
 
 from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files, snapshot
@@ -51,6 +52,12 @@ DAMAGES: list[Damage] = [
 ]
 
 
+def a_lease() -> Lease:
+    return Lease(
+        node_id="n", hostname="h", boot_id="b", server_pid=1, server_start=1.0, renewed=1.0, ttl=0.0
+    )
+
+
 def manifest_of(store: StateStore, state_id: str) -> Path:
     (path,) = store.root.glob(f"*/kernels/*/states/{state_id}.json")
     return path
@@ -63,7 +70,7 @@ def test_manifest(
     older, bad = save(image), save(image)
     damage(manifest_of(store, bad.id))
     assert [s.id for s in store.states()] == [older.id]
-    ((listed, _, why),) = store.damaged()
+    ((listed, _, why, _),) = store.damaged()
     assert listed == bad.id
     assert "manifest" in why
     for call in (lambda: store.state(bad.id), lambda: extract(store, bad.id, tmp_path / "b")):
@@ -436,6 +443,92 @@ def test_kernel_record(store: StateStore) -> None:
     assert caught.value.reason == "state_damaged"
     store.put_kernel(bad)
     assert store.kernels() == [bad, good]
+
+
+def a_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+
+
+def text(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def a_lease_of_another_version(path: Path) -> None:
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"lease": {"node": "a", "until": "tomorrow"}}))
+
+
+#: What may lie in a store beside one that is in order: how, and what it is harmed of.
+AMONG_OTHERS: dict[str, Callable[[Path, str], object]] = {
+    "record cut": lambda kernel, _: cut(kernel / "kernel.json", 20),
+    "record empty": lambda kernel, _: cut(kernel / "kernel.json", 0),
+    "record is a folder": lambda kernel, _: a_folder(kernel / "kernel.json"),
+    "record is another's": lambda kernel, _: text(
+        kernel / "kernel.json", '{"kernel_id": "x", "kernel_name": "p", "display_name": "P"}'
+    ),
+    "lease of another version": lambda kernel, _: a_lease_of_another_version(
+        kernel / "kernel.json"
+    ),
+    "manifest cut": lambda kernel, state: cut(kernel / f"states/{state}.json", 99),
+    "manifest of another version": lambda kernel, state: text(
+        kernel / f"states/{state}.json", '{"version": 1, "chunks": ["ab"]}'
+    ),
+    "manifest is a folder": lambda kernel, state: a_folder(kernel / f"states/{state}.json"),
+    "marks are a folder": lambda kernel, state: a_folder(kernel / f"states/{state}.marks.json"),
+    "marks cut": lambda kernel, state: text(kernel / f"states/{state}.marks.json", "{"),
+    "failure is a folder": lambda kernel, _: a_folder(kernel / "failure.json"),
+    "failure cut": lambda kernel, _: text(kernel / "failure.json", "{"),
+    "a state of a time that never was": lambda kernel, _: text(
+        kernel / "states/20269931T996199Z-00000000.json", "{}"
+    ),
+    "a kernel that nobody can have": lambda kernel, _: text(
+        kernel.parent / "an old one/kernel.json",
+        '{"kernel_id": "an old one", "kernel_name": "p", "display_name": "P"}',
+    ),
+    "a file among kernels": lambda kernel, _: text(kernel.parent / "notes", "?"),
+}
+
+
+@pytest.mark.parametrize("harm", AMONG_OTHERS)
+def test_one_thing_that_cannot_be_read_hides_no_other(
+    store: StateStore, save: Save, image: Path, harm: str
+) -> None:
+    good = KernelRecord(kernel_id="good", kernel_name="p", display_name="P")
+    bad = KernelRecord(kernel_id="bad", kernel_name="p", display_name="P", lease=a_lease())
+    for record in (good, bad):
+        store.put_kernel(record)
+    state, other = save(image, "good").id, save(image, "bad").id
+    (kernel,) = store.root.glob("*/kernels/bad")
+    AMONG_OTHERS[harm](kernel, other)
+
+    assert good in store.kernels()
+    assert state in [one.id for one in store.states()]
+    assert store.best("good") == (store.state(state), {})
+    listing = store.listing()
+    assert state in [one.id for one in listing.states]
+    assert {one.state_id for one in listing.damaged} <= {other}
+    assert store.failures() == []
+    for record in (good, bad):
+        assert store.has_states(record.kernel_id)
+    assert state not in [one.state_id for one in store.retain(Policy(keep_last=1))]
+    # Whatever cannot be read is named, with what to do.
+    for error in store.unreadable_kernels():
+        assert "bad" in error.message and error.hint
+    assert len(store.unreadable_kernels()) == (harm.startswith(("record", "lease")))
+    try:
+        store.gc()
+    except CkptError as error:
+        assert other in error.message and "rm" in (error.hint or "")
+    # It can be got rid of, and then garbage is collected.
+    store.put_kernel(bad) if harm != "record is a folder" else None
+    store.delete(other)
+    collect_all(store)
+    collect_all(store)
+    assert store.damaged() == []
+    with store.open(state) as reader:
+        assert not reader.check().lost
 
 
 def test_image_with_something_else_than_files(store: StateStore, image: Path) -> None:

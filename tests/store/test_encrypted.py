@@ -19,6 +19,7 @@ from jupyter_gpu_ckpt.store import KernelRecord, Lease, SaveFailure, StateRecord
 from jupyter_gpu_ckpt.store.failures import UNTOLD
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 from jupyter_gpu_ckpt.tracking import Tracker
+from jupyter_gpu_ckpt.troubles import Troubles
 
 from .conftest import KERNEL, collect_all, extract, make_meta, noise, pack_files, snapshot
 
@@ -88,7 +89,7 @@ def test_nothing_can_be_read_from_a_stolen_store(
     assert b"a.ipynb" in everything(other.root) and b"hunter2" in everything(other.root)
     # The thief has the store and this program.
     assert store.states() == []
-    ((state_id, _, why),) = store.damaged()
+    ((state_id, _, why, _),) = store.damaged()
     assert state_id == state.id and "encrypted" in why
     for call in (
         lambda: store.state(state.id),
@@ -145,7 +146,7 @@ def test_rotation(
     # Without the old key what is new goes on, and what is old is told.
     store = StateStore(root, "ada", sealing=KeyRing(keys[1]))
     assert {state.id for state in store.states()} == {new.id, newer.id}
-    ((state_id, _, why),) = store.damaged()
+    ((state_id, _, why, _),) = store.damaged()
     assert state_id == old.id and str(old.key_id) in why
     assert reason(lambda: store.open(old.id)) == "wrong_key"
     store.gc(grace_seconds=0)
@@ -214,7 +215,7 @@ def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
             ttl=1.0,
             interval=1.0,
             on_fenced=lambda kernel, host: None,
-            log=logging.getLogger(),
+            troubles=Troubles(logging.getLogger()),
         )
 
     leases().forget_stateless()
