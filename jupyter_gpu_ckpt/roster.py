@@ -141,7 +141,14 @@ class Roster:
 
     def _why_not(self, kernel_id: str) -> CkptError | None:
         """Why this kernel of the server cannot be saved, whatever the node can do."""
-        provisioner = getattr(self._kernel_manager.get_kernel(kernel_id), "provisioner", None)
+        km = self._kernel_manager.get_kernel(kernel_id)
+        if not getattr(km, "owns_kernel", True):
+            return CkptError(
+                "not_savable",
+                "The kernel was started before this server, or by another program.",
+                hint="Only kernels that this server starts can be saved: start one here.",
+            )
+        provisioner = getattr(km, "provisioner", None)
         if isinstance(provisioner, GpuCkptProvisioner):
             return provisioner.savability
         return CkptError(

@@ -172,7 +172,7 @@ def test_the_server_is_killed(home: Home, phase: str) -> None:
         kernel = client.start(home.add_notebook("killed.ipynb"))
         kernel.run("x = 41")
         client.save(kernel)
-        older = client.states()
+        older, before = client.states(), used(home.store)
         kernel.run(f"import os; x += 1; data = os.urandom({400 * MIB})")
         operation = client.begin_save(kernel)
         assert_busy_saving(client, operation, phase)
@@ -188,6 +188,7 @@ def test_the_server_is_killed(home: Home, phase: str) -> None:
         assert client.states() == older
         assert [lost["state"]["id"] for lost in client.wait_lost(1)] == [older[0]["id"]]
         wait_for("images are removed", lambda: not images(home), 10)
+        wait_for("so is what was stored", lambda: used(home.store) <= before + MIB, 30)
         client.restore_lost(kernel.id)
         assert client.connect(kernel.id).run("print(x)") == "41"
 

@@ -286,6 +286,31 @@ def test_opting_out_gives_a_stock_kernel_and_says_why(
         assert word in refused.value.body["message"]
 
 
+def test_a_kernel_that_was_there_before_the_server_says_why_it_cannot_be_saved(
+    home: Home,
+) -> None:
+    folder = home.path / "running"
+    folder.mkdir(mode=0o700)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", str(folder / "kernel-a.json")]
+    kernel = subprocess.Popen(argv, env=home.environment(), stdout=subprocess.DEVNULL)
+    external = {"allow_external_kernels": True, "external_connection_dir": str(folder)}
+    try:
+        wait_for("the kernel runs", lambda: list(folder.iterdir()), 30)
+        with JupyterServer(home, config={"ServerApp": external}) as server:
+            told = wait_for("it is listed", lambda: server.client.get("gpu-ckpt/api/kernels"), 20)
+            assert [(one["savable"], one["error"]["reason"]) for one in told] == [
+                (False, "not_savable")
+            ]
+            assert "started before this server" in told[0]["error"]["message"]
+            with pytest.raises(ApiError, match="not_savable"):
+                server.client.post(f"gpu-ckpt/api/kernels/{told[0]['id']}/save")
+            own = server.client.start(home.add_notebook("n.ipynb"))
+            server.client.save(own)
+    finally:
+        kernel.kill()
+        kernel.wait(20)
+
+
 def test_where_nothing_can_be_written_kernels_run_as_ever(home: Home) -> None:
     """A home folder may be read-only, or full of quota; for root a file stands for that."""
     (home.data / "gpu-ckpt").touch()

@@ -84,6 +84,7 @@ def test_goes_on_over_the_same_connection(
     assert cell.text == "42"
     assert cell.reply is not None and cell.reply["execution_count"] == 3
     assert "unique" not in cell.stderr + cell.text  # IPython's history
+    assert kernel.run("print(In[1], In[3], Out, _, _i)") == "x = 41 x + 1 {3: 42} 42 x + 1"
     assert kernel.pid == pid
     event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert (event["cause"], event["state_id"]) == ("death", state)
