@@ -227,6 +227,7 @@ def lost_kernel(lost: LostRecord) -> LostKernel:
         state=state(newest),
         why="hibernated" if record.hibernated else _WHY.get(record.offer or "", "lost"),
         damaged=list(lost.damaged),
+        server=record.server,
     )
 
 

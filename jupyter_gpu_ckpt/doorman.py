@@ -202,10 +202,13 @@ class Kept:
     def __init__(self) -> None:
         self._messages: list[HeldMessage] = []
         self._bytes = 0
+        #: How many messages of widgets found no room: nobody waits for an answer to them.
+        self.left_out = 0
 
     def add(self, message: HeldMessage) -> bool:
         """Keep a message; whether there was room for it."""
         if len(self._messages) >= _MOST or self._bytes + message.size > _MOST_BYTES:
+            self.left_out += message.comm is not None
             return False
         self._messages.append(message)
         self._bytes += message.size
@@ -235,6 +238,19 @@ def each(
             do(message)
         except Exception as error:  # a page may send anything
             log.warning("A message kept for a kernel is lost: %s: %s", type(error).__name__, error)
+
+
+def left_out(kept: Iterable[Kept], kernel_id: str, log: logging.Logger | Any) -> list[str]:
+    """Say in the log, and to who restored a kernel, what of widgets it did not get."""
+    count = sum(one.left_out for one in kept)
+    if count == 0:
+        return []
+    said = (
+        f"The kernel did not get {count} of the changes that were made to widgets while it was "
+        "away: there were too many. Make them again."
+    )
+    log.warning("Kernel %s: %s", kernel_id, said)
+    return [said]
 
 
 def execute_ids(held: Iterable[HeldMessage]) -> list[str]:

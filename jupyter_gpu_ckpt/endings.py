@@ -49,6 +49,8 @@ class Endings:
             When the server ends in any case, in monotonic seconds.
         """
         deadline = min(latest, time.monotonic() + self._policies.settings.shutdown_deadline)
+        left = deadline - time.monotonic()
+        await self._policies.see_notebooks(self._policies.works(), left / 4)
         works = self.kernels()
         if math.isfinite(latest):  # it was foretold
             works += [work for work in self.kernels(foretold=True) if work not in works]
@@ -190,7 +192,10 @@ class Endings:
     async def _before_cull(self, kernel_id: str) -> bool:
         """Save a kernel that is about to be culled; false when it must not be ended now."""
         work = self._policies.work_of(kernel_id)
-        if work is None or not (work.policy.enabled and work.policy.before_cull):
+        if work is None:
+            return True
+        await self._policies.see_notebooks([work])
+        if not (work.policy.enabled and work.policy.before_cull):
             return True
         last_activity = getattr(work.kernel.km, "last_activity", None)
         run = self._keeper.running(kernel_id)

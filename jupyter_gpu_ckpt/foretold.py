@@ -141,6 +141,8 @@ class Foretold:
     async def _round(self, ending: Ending, enough: threading.Event) -> None:
         """Save what is unsaved, and have it uploaded."""
         ending.phase = "saving"
+        left = self._deadline - time.monotonic()
+        await self._policies.see_notebooks(self._policies.works(), left / 4)
         works = self._endings.kernels(foretold=True)
         unsaved = self._endings.unsaved()
         failed: dict[str, str] = {}

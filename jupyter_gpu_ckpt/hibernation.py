@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, Kept, each, execute_ids, guard
+from .doorman import HeldMessage, Kept, each, guard
 from .errors import CkptError
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
@@ -298,11 +298,11 @@ class Hibernation:
         finally:
             sleeper.is_waking = False
 
-    def held_ids(self, kernel_id: str) -> list[str]:
-        """Ids of the execute requests that are kept until a kernel is back."""
+    def kept(self, kernel_id: str) -> list[Kept]:
+        """What waits until a kernel is back."""
         sleeper = self._sleepers.get(kernel_id)
-        kept = list(sleeper.held) if sleeper is not None else []
-        return execute_ids(kept) + self.replacements.held_ids(kernel_id)
+        asleep = [sleeper.held] if sleeper is not None else []
+        return asleep + self.replacements.kept(kernel_id)
 
     def _need(self, sleeper: _Sleeper) -> None:
         if not sleeper.is_waking:

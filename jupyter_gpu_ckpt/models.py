@@ -275,10 +275,9 @@ class Kernel(msgspec.Struct, frozen=True):
 class LostKernel(msgspec.Struct, frozen=True):
     """A kernel that ended without its user's wish and has at least one state.
 
-    ``why``: it was lost with its server or node, or saved and then ended because the server was
-    stopped (``shutdown``) or by its culler (``cull``); or it was ``hibernated``, and nothing of it
-    is lost. ``state`` is the newest one that is not known to be damaged; ``damaged`` are the ids
-    of newer ones that are.
+    ``why``: lost with its server or node, saved and then ended as the server was stopped or by its
+    culler, or hibernated, so that nothing of it is lost. ``damaged`` are the ids of states that are
+    newer than ``state``, and damaged. ``server``: its named server; empty for the unnamed one.
     """
 
     kernel_id: str
@@ -290,6 +289,7 @@ class LostKernel(msgspec.Struct, frozen=True):
     state: State
     why: Literal["lost", "shutdown", "cull", "hibernated"] = "lost"
     damaged: list[str] = []
+    server: str = ""
 
 
 class EndingKernel(msgspec.Struct, frozen=True):

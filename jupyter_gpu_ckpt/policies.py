@@ -7,8 +7,9 @@ are idle and saved does nothing here.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +33,11 @@ from .work import Work
 
 if TYPE_CHECKING:
     from .keeper import Keeper
+
+#: Least seconds between two looks at the notebook of a kernel that works.
+_LOOK: Final = 5.0
+#: Most seconds for looking at all notebooks before an end; contents may be far away.
+_LAST_LOOK: Final = 2.0
 
 #: Reasons with which an operation does not begin, and which the next one need not meet.
 _HERE_NEVER: Final = frozenset({"cannot_capture", "not_savable"})
@@ -179,6 +185,11 @@ class Policies:
         own = msgspec.convert(kernel.autosave or {}, AutoSaveChoice)
         return self.settings.described(self._works[kernel].policy, own)
 
+    async def see_kernel(self, kernel_id: str) -> AutoSaves:
+        """The same, with what its notebook says now; ``unknown_kernel``, ``not_savable``."""
+        await self._read_notebook(self._works[self._keeper.roster.savable(kernel_id)])
+        return self.of_kernel(kernel_id)
+
     async def choose_for(
         self, kernel_id: str, choice: AutoSaveChoice, *, merge: bool = False
     ) -> AutoSaves:
@@ -193,6 +204,25 @@ class Policies:
         self.refresh(self._works[kernel])
         await self._keeper.leases.renew(kernel)
         return self.of_kernel(kernel_id)
+
+    async def see_notebooks(self, works: Iterable[Work], within: float = math.inf) -> None:
+        """Learn what notebooks say by now of kernels that are about to end, in so many seconds."""
+        tasks = [asyncio.create_task(self._read_notebook(work)) for work in works]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=max(0.0, min(within, _LAST_LOOK)))
+            for task in late:
+                task.cancel()
+
+    def _look_soon(self, work: Work) -> None:
+        """See whether the notebook wants the kernel to be saved earlier, or not at all."""
+        if not (self._stopped or work.is_looking):
+            work.is_looking = True
+            self._keeper.in_background(self._look(work))
+
+    async def _look(self, work: Work) -> None:
+        await asyncio.sleep(max(0.0, work.looked_at + _LOOK - time.monotonic()))
+        work.is_looking, work.looked_at = False, time.monotonic()
+        await self._read_notebook(work)
 
     async def _read_notebook(self, work: Work) -> None:
         """Learn what the notebook's own metadata choose, where it changed."""
@@ -212,6 +242,7 @@ class Policies:
 
     def worked(self, work: Work) -> None:
         """Have the alarm ring when the kernel is due."""
+        self._look_soon(work)
         due = None if self._stopped else work.due(self.settings.max_cost)
         if due is not None:
             self._alarms.set_by(work, due[0])

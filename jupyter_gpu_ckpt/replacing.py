@@ -5,7 +5,9 @@ where the same kernel comes back it runs there, and is answered as ever. Where a
 replaced by another (a notebook whose lost kernel is restored), the page is told that it was not
 run, and runs it in the kernel that it gets. A restore that fails changes nothing: it runs where it
 was sent to. What a page does to a widget meanwhile is kept in the same order; in a kernel that
-takes the place of another it reaches the widget there, which has the same id.
+takes the place of another it reaches the widget there, which has the same id. The widgets that a
+page opens in a fresh kernel are that kernel's and end with it: the page asks the kernel that it
+gets for the others. That it closes widgets as it leaves a kernel closes none in the one it gets.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .doorman import HeldMessage, Kept, each, execute_ids
+from .doorman import HeldMessage, Kept, each, left_out
 from .errors import CkptError
 from .operations import Run
 
@@ -49,10 +51,12 @@ class Replacement:
 
 
 class _Gone(NamedTuple):
-    """Until when pages may still have a kernel that was replaced, and by which it was."""
+    """Until when pages may still have a kernel that was replaced, and by which it was replaced."""
 
     until: float
     by: str
+    #: Comms that pages had opened to it, which the other one does not have.
+    opened: set[str]
 
 
 class Replacements:
@@ -113,6 +117,8 @@ class Replacements:
         del self._going[going.kernel_id]
         self._changed.set()
         kernel = self._keeper.tracker.get(going.kernel_id)
+        if error is not None:
+            left_out([going.held], going.kernel_id, self._keeper.log)
         if going.in_place and error is not None and (kernel is None or kernel.pid is None):
             self._refuse(going.held, f"The kernel could not be restored: {error}")
         elif going.in_place or error is not None:
@@ -120,14 +126,14 @@ class Replacements:
         else:
             # One that had run something stays, for whoever asks it by name.
             ended = (other for other in going.replaced if other not in self._keeper.kernel_manager)
-            gone = _Gone(time.monotonic() + _LEAVING, going.kernel_id)
+            gone = _Gone(time.monotonic() + _LEAVING, going.kernel_id, going.opened)
             self._gone.update(dict.fromkeys(ended, gone))
-            self._pass_over(going.held, going.kernel_id)
+            self._pass_over(going.held, gone)
 
-    def held_ids(self, kernel_id: str) -> list[str]:
-        """Ids of the requests that are kept until this kernel is back."""
+    def kept(self, kernel_id: str) -> list[Kept]:
+        """What waits until this kernel is back."""
         going = self._going.get(kernel_id)
-        return execute_ids(going.held) if going is not None else []
+        return [going.held] if going is not None else []
 
     def taken(self, kernel_id: str) -> list[HeldMessage]:
         """The cells among what is kept of what was sent to this kernel; they are kept no longer."""
@@ -152,6 +158,8 @@ class Replacements:
         if not self._going and not self._gone:
             return False
         if self._gone and (gone := self._gone_by(kernel_id)) is not None:
+            if (comm := message.comm) is not None and comm[0] == "comm_open":
+                gone.opened.add(comm[1])
             return self._pass_over([message], gone)
         going = self._replacement_of(kernel_id)
         is_other = kernel_id in self._others or all(one.in_place for one in self._going.values())
@@ -205,11 +213,13 @@ class Replacements:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            messages = self._unsure.pop(kernel_id, Kept()).take()
+            kept = self._unsure.pop(kernel_id, Kept())
+            messages = kept.take()
             # It may have lost its session to the restored one just now.
             found = found or self._replacement_of(kernel_id)
             if found is not None:
                 found.replaced.add(kernel_id)
+                found.held.left_out += kept.left_out
                 self._refuse([m for m in messages if not found.held.add(m)], "Too much waits.")
             elif (gone := self._gone_by(kernel_id)) is not None:
                 self._pass_over(messages, gone)
@@ -217,25 +227,24 @@ class Replacements:
                 self._others.add(kernel_id)
                 each(messages, HeldMessage.deliver, self._keeper.log)
 
-    def _gone_by(self, kernel_id: str) -> str | None:
+    def _gone_by(self, kernel_id: str) -> _Gone | None:
         """The kernel that has replaced this one a short while ago."""
         now = time.monotonic()
         self._gone = {other: gone for other, gone in self._gone.items() if gone.until > now}
-        gone = self._gone.get(kernel_id)
-        return None if gone is None else gone.by
+        return self._gone.get(kernel_id)
 
-    def _pass_over(self, held: Iterable[HeldMessage], kernel_id: str) -> bool:
+    def _pass_over(self, held: Iterable[HeldMessage], gone: _Gone) -> bool:
         """Tell pages of their cells, and let a kernel have what they did to its widgets."""
         manager = self._keeper.kernel_manager
 
         def pass_on(message: HeldMessage) -> None:
-            meant = message.connection.kernel_id
-            if message.comm is not None and meant in manager:  # which goes on beside it
-                message.deliver()
-            elif message.comm is not None and kernel_id in manager:
-                message.deliver_to(manager.get_kernel(kernel_id))
-            else:
+            comm = message.comm
+            if comm is None:
                 self._refuse([message], _REPLACED)
+            elif message.connection.kernel_id in manager:  # which goes on beside it
+                message.deliver()
+            elif comm[0] == "comm_msg" and comm[1] not in gone.opened and gone.by in manager:
+                message.deliver_to(manager.get_kernel(gone.by))
 
         each(held, pass_on, self._keeper.log)
         return True

@@ -19,6 +19,7 @@ from .capture.peers import wait_for_peers
 from .capture.supervisor import KILL_GRACE, Supervisor
 from .connection import can_reach, is_own_address, own_address
 from .describe import gpu_use, outside
+from .doorman import execute_ids, left_out
 from .errors import CkptError
 from .feeding import Feed, came_back, feed
 from .history import first_request, learn_kernel_info
@@ -364,16 +365,18 @@ class Restore:
         return Activity(meta.execution_state, meta.execution_count, meta.in_flight_msg_id)
 
     def _result(self, run: Run) -> OperationResult:
-        message = "\n".join(self._warnings) or None
         kernel_id = run.model.kernel_id
         self._keeper.ability.faults.uses(kernel_id, gpu_use(self._record), self._gpu_map)
+        kept = self._keeper.hibernation.kept(kernel_id)
+        self._warnings += left_out(kept, kernel_id, self._keeper.log)
+        message = "\n".join(self._warnings) or None
         self._keeper.announce.restored(
             self._record,
             kernel_id,
             run.model.path,
             self._cause,
             message,
-            held=self._keeper.hibernation.held_ids(kernel_id),
+            held=[msg_id for one in kept for msg_id in execute_ids(one)],
         )
         return OperationResult(
             state_id=self._record.id,

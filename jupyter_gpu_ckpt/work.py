@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Protocol
 
@@ -44,6 +45,8 @@ class Work:
         self.policy = policy
         #: What the notebook's metadata choose, and when the notebook was changed that says so.
         self.notebook: tuple[AutoSaveChoice, Any] = (AutoSaveChoice(), None)
+        #: When they were looked at last, and whether that is about to be done again.
+        self.looked_at, self.is_looking = -math.inf, False
         #: Whether the kernel wants its callbacks to be run before it is saved.
         self.has_hooks = False
         self.cull_failures = 0

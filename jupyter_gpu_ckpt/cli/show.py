@@ -107,12 +107,14 @@ _ENDED: Final = {
 
 
 def lost(found: Sequence[LostKernel]) -> None:
-    """Print lost kernels as a table."""
+    """Print lost kernels as a table; with the names of their servers, where there are any."""
+    named = any(k.server for k in found)
     rows = [
         [
             k.kernel_id,
             k.path,
             k.display_name,
+            *([k.server or None] if named else []),
             k.node,
             _ENDED[k.why],
             age(k.last_seen),
@@ -121,7 +123,8 @@ def lost(found: Sequence[LostKernel]) -> None:
         ]
         for k in found
     ]
-    head = ["Kernel", "Notebook", "Name", "Node", "Ended", "Last seen", "Saved", "Size"]
+    where = ["Server", "Node"] if named else ["Node"]
+    head = ["Kernel", "Notebook", "Name", *where, "Ended", "Last seen", "Saved", "Size"]
     table(head, rows, "No kernel was lost.")
 
 

@@ -35,7 +35,7 @@ class KernelAutoSaveHandler(GpuCkptHandler):
     async def get(self, kernel_id: str) -> None:
         """Describe what counts for one kernel."""
         kernel_id = self.checked_id("kernel", kernel_id)
-        self.answer(self.keeper.policies.of_kernel(kernel_id))
+        self.answer(await self.keeper.policies.see_kernel(kernel_id))
 
     @web.authenticated
     @authorized

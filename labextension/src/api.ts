@@ -196,6 +196,8 @@ export interface IOperation {
   phase: string;
   progress: number;
   started: string;
+  /** `user`, or which policy or event wanted it. */
+  cause: string;
   finished: string | null;
   result: IOperationResult | null;
   error: IErrorBody | null;
@@ -263,6 +265,8 @@ export interface ILostKernel {
   state: IState;
   /** Ids of newer ones that are. */
   damaged: string[];
+  /** Name of the server it ran in, empty for the unnamed one. */
+  server: string;
 }
 
 /** Whether an operation will not change any more. */

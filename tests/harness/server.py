@@ -113,6 +113,13 @@ class Home:
         self.own()
         return name
 
+    def choose(self, notebook: str, autosave: bool | dict[str, Any]) -> None:
+        """Say in a notebook's metadata when its kernels are saved (docs/configuration.md)."""
+        content = json.loads((self.notebooks / notebook).read_text())
+        content["metadata"]["gpu_ckpt"] = {"autosave": autosave}
+        (self.notebooks / notebook).write_text(json.dumps(content))
+        self.own()
+
 
 def _installed(relative: str) -> bool:
     return (Path(sys.prefix) / relative).exists()

@@ -161,7 +161,7 @@ def test_a_deadline_leaves_the_operation_going(shell: Shell, api: Api, start: St
 
 def test_lost_kernels_are_listed_brought_back_and_dismissed(home: Home) -> None:
     shell = Shell(home)
-    with JupyterServer(home) as first:
+    with JupyterServer(home, environment={"JUPYTERHUB_SERVER_NAME": "train"}) as first:
         kept = first.client.start(home.add_notebook("kept.ipynb"))
         kept.run("x = 41")
         dropped = first.client.start(home.add_notebook("dropped.ipynb"))
@@ -172,6 +172,8 @@ def test_lost_kernels_are_listed_brought_back_and_dismissed(home: Home) -> None:
         second.client.wait_lost(2)
         listed = shell.run("lost").stdout
         assert "kept.ipynb" in listed and "dropped.ipynb" in listed
+        assert re.search(r"Name +Server +Node", listed)
+        assert [lost["server"] for lost in shell.json("lost")] == ["train", "train"]
         assert shell.run("lost", "--restore", "kept.ipynb").stdout.startswith("Restored kept.ipynb")
         assert second.client.connect(kept.id).run("print(x + 1)") == "42"
         assert "Its states stay" in shell.run("lost", "--dismiss", dropped.id[:13]).stdout

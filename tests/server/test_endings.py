@@ -28,6 +28,9 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
         server.client.request("PUT", path, body={"before_shutdown": False})
         kernels[1].begin("import time\nwhile True: time.sleep(0.01); x += 1")
         wait_for("it runs", lambda: server.client.execution_state(kernels[1].id) == "busy", 10)
+        opted_out = server.client.start(home.add_notebook("opted-out.ipynb"))
+        opted_out.run("x = 4")
+        home.choose("opted-out.ipynb", False)  # a moment before the end
         server.stop()
     config = {"AutoSave": {"shutdown_deadline": 0.0}, "GpuCkpt": {"restore_parallel": 3}}
     with JupyterServer(home, config=config) as server:
@@ -160,10 +163,15 @@ def test_a_culled_kernel_comes_back_when_its_notebook_is_touched(shared: Path) -
 
 def test_a_culled_kernel_is_saved_first_and_offered(home: Home) -> None:
     with JupyterServer(home, config={"AutoSave": {"cull_action": "end"}} | CULLER) as server:
-        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        # Each has something to save before the culler may find the next one idle.
+        home.add_notebook("opted-out.ipynb")
+        home.choose("opted-out.ipynb", {"before_cull": False})
+        opted_out = server.client.start("opted-out.ipynb")
+        opted_out.run("x = 41")
         unsavable = server.client.start(home.add_notebook("other.ipynb"))
-        kernel.run("x = 41")
         unsavable.run("import subprocess; c = subprocess.Popen(['unshare', '-m', 'sleep', '600'])")
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run("x = 41")
         (lost,) = server.client.wait_lost(1)
         assert (lost["kernel_id"], lost["why"]) == (kernel.id, "cull")
         assert lost["state"]["reason"] == "cull"
@@ -173,6 +181,7 @@ def test_a_culled_kernel_is_saved_first_and_offered(home: Home) -> None:
             20,
         )
         wait_for("but not for ever", lambda: not server.client.get("api/kernels"), 30)
+        assert server.client.states(kernel=opted_out.id) == []
         assert server.client.restore_lost(kernel.id)["state_id"] == lost["state"]["id"]
         assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
 

@@ -206,6 +206,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [HeldMessage(SimpleNamespace(subprotocol=None), cell.ljust(400)) for cell in cells]
     assert all(kept.add(message) for message in messages)
     assert not kept.add(messages[0]), "300 bytes are left"
+    assert kept.left_out == 0, "whose cell is answered is told"
     assert kept.take(only_cells=True) == messages[:1] and list(kept) == messages[1:]
     assert kept.add(messages[0])
     assert kept.take() == [*reversed(messages)] and len(kept) == 0

@@ -24,14 +24,16 @@ from jupyter_gpu_ckpt.notices.clouds import AwsNotice, AzureNotice, GcpNotice
 from jupyter_gpu_ckpt.notices.local import FileNotice, SignalNotice
 from jupyter_gpu_ckpt.notices.slurm import SlurmNotice
 from tests.harness.client import EventStream, wait_for
+from tests.harness.node import Node
 from tests.harness.server import Home, JupyterServer
 from tests.server.rest import metrics
-from tests.server.shell import Shell
+from tests.server.shell import PROGRAM, Shell
 
 AZURE_NAME = "/metadata/instance/compute/name"
 AZURE_EVENTS = "/metadata/scheduledevents"
 AWS_ACTION = "/latest/meta-data/spot/instance-action"
 AWS_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+AUTOSAVE = "gpu-ckpt/api/kernels"
 GCP_PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
@@ -181,26 +183,24 @@ async def test_a_signal(inherited: None) -> None:
             SignalNotice(signal=taken)
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> Callable[[float], None]:
+def controller(folder: Path) -> Callable[[float], None]:
     """A Slurm controller's answers: sets when the job ends, from now."""
-    program, answer = tmp_path / "squeue", tmp_path / "answer"
+    program, answer = folder / "squeue", folder / "answer"
     program.write_text(
         f"#!/bin/sh\n[ \"$*\" = '--noheader --jobs=7 --format=%e' ] && cat {answer}\n"
     )
     program.chmod(0o755)
 
     def ends(seconds: float) -> None:
-        (tmp_path / "new").write_text(f"{time.time() + seconds:.0f}\n")
-        (tmp_path / "new").rename(answer)
+        (folder / "new").write_text(f"{time.time() + seconds:.0f}\n")
+        (folder / "new").rename(answer)
 
     ends(3600)
     return ends
 
 
-async def test_slurm(
-    slurm: Callable[[float], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = controller(tmp_path)
     assert not SlurmNotice().applies()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     source = SlurmNotice(squeue=str(tmp_path / "squeue"), lead=60.0)
@@ -285,9 +285,14 @@ def saved(events: EventStream, source: str) -> dict[str, Any]:
     return events.wait_for("server", action="saved", source=source)
 
 
-def test_each_notice_ends_in_a_state_that_can_be_restored(
-    home: Home, metadata: Metadata, slurm: Callable[[float], None], tmp_path: Path
+@pytest.mark.root
+@pytest.mark.timeout(200)
+def test_each_notice_ends_in_a_state_that_another_node_restores(
+    home: Home, metadata: Metadata, shared: Path
 ) -> None:
+    tmp_path = shared / "what-says-it"
+    tmp_path.mkdir()
+    slurm = controller(tmp_path)
     own = tmp_path / "own"
     (own / "own_notice-1.dist-info").mkdir(parents=True)
     (own / "own_notice-1.dist-info" / "METADATA").write_text(
@@ -310,6 +315,7 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
         "AutoSave": {
             "notice_sources": ["auto", "aws", "gcp", "azure", "own", "broken", "mistyped"],
             "idle": 0.0,
+            "shortest": 0.1,
         },
         "FileNotice": {"path": str(tmp_path / "ends"), "poll": 0.1},
         "SignalNotice": {"seconds": 3.0},
@@ -319,7 +325,12 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
         "AzureNotice": cloud,
     }
     environment = {"SLURM_JOB_ID": "7", "PYTHONPATH": str(own)}
-    with JupyterServer(home, config=config, environment=environment) as server:
+    states: dict[str, str] = {}
+    with (
+        Node("node-a", [shared]) as node,
+        JupyterServer(home, node=node, config=config, environment=environment) as server,
+    ):
+        node.reach(metadata.server.server_address[1])
         give: dict[str, Callable[[], Any]] = {
             "file": lambda: (tmp_path / "ends").write_text("3"),
             "signal": lambda: server.process.send_signal(signal.SIGUSR2),
@@ -331,22 +342,22 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
         }
         events = server.client.events()
         kernel = server.client.start(home.add_notebook("book.ipynb"))
-        states: list[str] = []
-        for number, (source, tell) in enumerate(give.items()):
-            kernel.run(f"x = {number}")
+
+        def newest(reason: str, source: str) -> None:
+            state = server.client.states(kernel=kernel.id)[0]
+            assert state["reason"] == reason
+            states[source] = state["id"]
+
+        for source, tell in give.items():
+            kernel.run(f"x = {source!r}")
             tell()
             told = events.wait_for("server", action="ends", source=source)
             assert told["seconds"] <= 6
             told = saved(events, source)
             assert (told["saved"], told["not_saved"]) == (1, [])
-            state = server.client.states(kernel=kernel.id)[0]
-            assert state["reason"] == "preemption"
-            states.append(state["id"])
+            newest("preemption", source)
             ends = server.client.get("gpu-ckpt/api/endings")[0]["ends"]
             wait_for("the time is over", lambda ends=ends: ends < after(0).isoformat(), 10)
-        for number, state_id in enumerate(states):
-            server.client.restore(state_id)
-            assert kernel.run("print(x)") == str(number)
         numbers = metrics(server)
         for source in give:
             assert numbers[f'gpu_ckpt_notices_total{{source="{source}"}}'] >= 1
@@ -354,6 +365,33 @@ def test_each_notice_ends_in_a_state_that_can_be_restored(
             assert numbers[saves] >= 1
         assert "names mistyped, which is not installed" in server.log()
         assert "The source of notices broken cannot be used" in server.log()
+        # Nobody says anything: it is idle.
+        kernel.run("x = 'idle'")
+        server.client.request("PUT", f"{AUTOSAVE}/{kernel.id}/autosave", body={"idle": 0.2})
+        events.wait_for("operation", kernel_id=kernel.id, cause="idle", status="done")
+        newest("idle", "idle")
+        server.client.request("PUT", f"{AUTOSAVE}/{kernel.id}/autosave", body={})
+        # As Kubernetes does: the preStop hook, then SIGTERM, then the pod is gone.
+        kernel.run("x = 'pod'")
+        hook = Shell(home)
+        said = node.run(
+            [*PROGRAM, "save", "--all", "--deadline", "20"],
+            env=hook.environment,
+            cwd=home.notebooks,
+        )
+        assert said.stdout == "1 of 1 kernels are saved.\n"
+        newest("preemption", "pod")
+        kernel.run("x = 'after the hook'")
+        server.stop()
+    with Node("node-b", [shared]) as node, JupyterServer(home, node=node) as server:
+        (lost,) = server.client.wait_lost(1)
+        assert (lost["kernel_id"], lost["state"]["reason"]) == (kernel.id, "shutdown")
+        server.client.restore_lost(kernel.id)
+        again = server.client.connect(kernel.id)
+        assert again.run("print(x)") == "after the hook"
+        for source, state_id in states.items():
+            server.client.restore(state_id)
+            assert again.run("print(x)") == source
 
 
 NOTHING_ELSE: dict[str, Any] = {"AutoSave": {"idle": 0.0, "interval": 0.0, "long_cell": 0.0}}
@@ -366,13 +404,13 @@ def test_a_pod_that_is_stopped(home: Home) -> None:
         idle, hanging, alone, stopped = kernels
         for kernel, choice in (
             (idle, {"before_shutdown": False}),  # it may be stopped: its end is foretold
-            (alone, {"enabled": False}),
             (stopped, {"before_preemption": False}),
         ):
             path = f"gpu-ckpt/api/kernels/{kernel.id}/autosave"
             server.client.request("PUT", path, body=choice)
         for kernel in kernels:
             kernel.run("x = 41")
+        home.choose("2.ipynb", False)  # leaves "alone" alone
         # The hook, as in docs/autosave.md, while a kernel is in something that cannot be saved.
         hanging.run("import subprocess; c = subprocess.Popen(['unshare', '-m', 'sleep', '600'])")
         done = shell.run("save", "--all", "--deadline", "300", code=1)

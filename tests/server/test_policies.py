@@ -22,7 +22,10 @@ from tests.harness.client import ApiError, EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 
 Start = Callable[..., KernelClient]
-OFF = {"idle": 0.0, "interval": 0.0, "long_cell": 0.0, "shortest": 0.2, "retry": 0.5}
+OFF = {
+    "idle": 0.0, "interval": 0.0, "long_cell": 0.0, "shortest": 0.2, "retry": 0.5,
+    "locked": ["before_cull"],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +136,7 @@ def test_kernels_are_left_alone(server: JupyterServer, start: Start, lasting_hom
     path = next(
         s["path"] for s in client.get("api/sessions") if s["kernel"]["id"] == by_notebook.id
     )
-    notebook = json.loads((lasting_home.notebooks / path).read_text())
-    notebook["metadata"]["gpu_ckpt"] = {"autosave": {"enabled": False}}
-    (lasting_home.notebooks / path).write_text(json.dumps(notebook))
+    lasting_home.choose(path, {"enabled": False})
     assert choose(server, by_user, enabled=False)["policy"]["enabled"] is False
     saved_one = start()
     for kernel in (by_spec, by_notebook, by_user, saved_one):
@@ -147,6 +148,32 @@ def test_kernels_are_left_alone(server: JupyterServer, start: Start, lasting_hom
         assert reasons(server, kernel) == []
     client.save(by_user)  # who asks is served
     client.request("PUT", "gpu-ckpt/api/autosave", body={})
+
+
+def test_a_notebook_chooses_within_the_limits(
+    server: JupyterServer, start: Start, lasting_home: Home
+) -> None:
+    events, (kernel, quiet) = server.client.events(), (start(), start())
+    sessions = server.client.get("api/sessions")
+    (path,) = [s["path"] for s in sessions if s["kernel"]["id"] == kernel.id]
+    wanted = {"idle": 0.3, "long_cell": 0.05, "before_cull": False}
+    lasting_home.choose(path, wanted)
+    # Nobody else has a reason to look: all that the user and the administrator have is off.
+    for one in (kernel, quiet):
+        one.run("x = 1")
+    saved(events, kernel, "idle")
+    found = server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")
+    policy, own = found["policy"], found["own"]
+    assert (policy["idle"], policy["long_cell"], policy["before_cull"]) == (0.3, 0.2, True)
+    assert set(own.values()) == {None}
+    # What is chosen for the kernel itself is nearer; and the notebook's last word is known.
+    assert choose(server, kernel, idle=100.0)["policy"]["idle"] == 100.0
+    lasting_home.choose(path, {"idle": 90.0, "interval": 80.0})
+    found = server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")
+    assert (found["policy"]["idle"], found["policy"]["interval"]) == (100.0, 80.0)
+    with pytest.raises(ApiError, match="does not let this be changed"):
+        choose(server, kernel, before_cull=False)
+    assert reasons(server, quiet) == []
 
 
 def test_what_cannot_be_saved_is_told_once_and_tried_again(

@@ -289,7 +289,7 @@ def test_a_named_server_brings_back_unasked_only_its_own_kernels(home: Home) -> 
         assert client.connect(theirs.id).run("print(x)") == "2"
         # The user's other server may be about to start: that one's kernel is only offered.
         (lost,) = client.wait_lost(1)
-        assert (lost["kernel_id"], lost["why"]) == (mine.id, "lost")
+        assert (lost["kernel_id"], lost["why"], lost["server"]) == (mine.id, "lost", "")
         assert [kernel["id"] for kernel in client.get("api/kernels")] == [theirs.id]
         client.restore_lost(mine.id)
         assert client.connect(mine.id).run("print(x)") == "1"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.harness.client import EventStream, KernelClient, wait_for
+from tests.harness.node import REPOSITORY
 from tests.harness.server import Home, JupyterServer
 from tests.server.pages import WIDGET, BinaryPage, open_widget
 
@@ -127,11 +128,43 @@ def test_of_a_fresh_kernel_that_a_lost_one_takes_the_place_of(home: Home) -> Non
         assert "CellNotRun" in (late.error or "")
         back = server.client.connect(lost.id)
         assert back.run("print(x + 1)") == "42"
+        # A page that leaves a kernel closes its widgets, and may have opened others in it.
+        own = {"comm_id": "of-the-fresh-kernel", "target_name": "slider", "data": {}}
+        fresh.send("shell", "comm_open", own)
+        fresh.send("shell", "comm_msg", {"comm_id": own["comm_id"], "data": {"n": 9}})
+        fresh.send("shell", "comm_close", {"comm_id": widget, "data": {}})
         # What was done to a widget reaches it in the restored kernel.
         fresh.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": 3}})
         wait_for("it was moved", lambda: back.run("print(sorted(moved))") == "[1, 2, 3]", 30)
         # So the fresh one has run nothing, and is not kept.
         assert fresh.id not in [kernel["id"] for kernel in server.client.get("api/kernels")]
+
+
+def test_widgets_that_there_was_no_room_for_are_told_of(home: Home) -> None:
+    config = {"ServerApp": {"jpserver_extensions": {"tests.harness.narrow": True}}}
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    with JupyterServer(home, config=config, environment=environment) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run(f"{WIDGET}\n{BIG}")
+        widget = open_widget(kernel)
+        state = server.client.save(kernel)["state_id"]
+        about = f"gpu-ckpt/api/kernels/{kernel.id}"
+        for how in ("roll back", "wake"):
+            operations = [roll_back(server, state)] if how == "roll back" else []
+            if how == "wake":
+                server.client.done(server.client.post(f"{about}/hibernate"))
+            for n in range(5):
+                kernel.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": n}})
+            for operation in operations:
+                server.client.done(operation)
+            wait_for("idle", lambda: server.client.get(about)["execution_state"] == "idle", 30)
+            wait_for("three moved", lambda: kernel.run("print(moved)") == "[0, 1, 2]", 30)
+            found = server.client.get(about)["restored_from"]
+            assert found["cause"] == ("user" if how == "roll back" else "wake")
+            (said,) = found["warnings"]
+            assert "did not get 2 of the changes that were made to widgets" in said
+            kernel.run("moved.clear()")
+        assert server.log().count("did not get 2 of the changes") == 2
 
 
 def test_of_a_roll_back_that_fails_they_run_in_the_kernel_that_stays(

@@ -18,6 +18,7 @@ function aLost(kernel_id: string, change: Partial<ILostKernel>): ILostKernel {
     why: 'lost',
     state: aState({ kernel_id }),
     damaged: [],
+    server: '',
     ...change
   };
 }
@@ -32,13 +33,15 @@ describe('the prompt for lost kernels', () => {
     };
     const choice = showLostDialog(
       [
-        aLost('K1', {}),
+        aLost('K1', { server: 'train' }),
         aLost('K2', { state: aState({ outside }), damaged: ['S9'] })
       ],
       trans
     );
     await until(() => document.querySelector('[data-kernel-id]') !== null);
     const [first, second] = document.querySelectorAll('[data-kernel-id]');
+    expect(first.textContent).toContain('server train on node-1');
+    expect(second.textContent).not.toContain('server ');
     expect(first.textContent).not.toContain('Will not come back');
     expect(first.querySelector('details')).toBeNull();
     expect(second.querySelector('.jp-gpu-ckpt-closed')!.textContent).toBe(

@@ -95,7 +95,11 @@ class LostBody extends CheckedBody {
                 : reasonText(state, trans)
             ].join(' · ')}
           </span>
-          <span className="jp-gpu-ckpt-item-side">{kernel.node}</span>
+          <span className="jp-gpu-ckpt-item-side">
+            {kernel.server
+              ? trans.__('server %1 on %2', kernel.server, kernel.node)
+              : kernel.node}
+          </span>
           {kernel.damaged.length > 0 && (
             <span className="jp-gpu-ckpt-item-detail">
               {trans._n(
