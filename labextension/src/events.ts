@@ -12,6 +12,7 @@ export interface IOperationEvent {
   type: 'operation';
   operation_id: string;
   kind: OperationKind;
+  cause: string;
   kernel_id: string;
   path: string | null;
   state_id: string | null;

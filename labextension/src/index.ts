@@ -23,6 +23,7 @@ import { Notices } from './notices';
 import { KernelPages } from './pages';
 import { ReconnectWatcher } from './reconnect';
 import { RestoredKernels } from './restored';
+import { UnaskedParks } from './unasked';
 
 const PLUGIN_ID = 'jupyter-gpu-ckpt:plugin';
 
@@ -95,6 +96,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       trans
     });
     new Gaps({ model, notices: notices.restores, pages, trans });
+    new UnaskedParks({ model, notices, trans });
     new Endings({ model, trans });
     const lost = new LostKernels({
       api,

@@ -171,6 +171,7 @@ export class KernelStates implements IDisposable {
       this.follow({
         id: event.operation_id,
         kind: event.kind,
+        cause: event.cause,
         kernel_id: event.kernel_id,
         path: event.path,
         state_id: event.state_id,

@@ -125,6 +125,21 @@ export class Notices {
     }
   }
 
+  /**
+   * Tell of what nobody has asked for and nobody has to do something about: it
+   * goes by itself, and stays among JupyterLab's notifications.
+   */
+  quiet(title: string, kernelId: string, error: IErrorBody): void {
+    const { message } = error;
+    const about = subject('park', kernelId);
+    this.forget(about);
+    const id = show(undefined, message, 'info', {
+      autoClose: closesAfter('info'),
+      actions: [detailsAction(title, error, this._trans)]
+    });
+    this._told.set(about, id);
+  }
+
   /** What was told about something counts no longer: see {@link subject}. */
   forget(about: string): void {
     const id = this._told.get(about);

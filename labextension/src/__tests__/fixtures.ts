@@ -63,6 +63,7 @@ export function anOperation(change: Partial<IOperation> = {}): IOperation {
   return {
     id: 'O1',
     kind: 'save',
+    cause: 'user',
     kernel_id: 'K1',
     path: 'a.ipynb',
     state_id: null,

@@ -10,7 +10,15 @@ import { faceOf } from '../face';
 import type { LostKernels } from '../lost';
 import type { KernelStates } from '../model';
 import { Notices } from '../notices';
-import { Server, aKernel, aResult, anOperation, settle } from './fixtures';
+import { UnaskedParks } from '../unasked';
+import {
+  Server,
+  aKernel,
+  aResult,
+  anError,
+  anOperation,
+  settle
+} from './fixtures';
 
 const trans = nullTranslator.load('');
 
@@ -203,5 +211,40 @@ describe('Parking', () => {
       expect(model.entry('K1').kernel?.parked?.position).toBe(position);
       expect(model.entry('K1').operation?.kind).toBe('unpark');
     }
+  });
+
+  it('says once, and quietly, why an idle kernel could not be parked', async () => {
+    new UnaskedParks({
+      model,
+      notices: new Notices({} as never, trans),
+      trans
+    });
+    await model.refresh('K1');
+    let tries = 0;
+    const parked = async (
+      change: Partial<IOperation>,
+      reason = 'dump_failed'
+    ) => {
+      tries += 1;
+      const error = anError({ message: 'It does not fit.', reason });
+      const ended = { kind: 'park', cause: 'idle', id: `P${tries}`, ...change };
+      const begun = { ...ended, status: 'running' } as Partial<IOperation>;
+      server.operation.mockResolvedValue(
+        aMove({ status: 'failed', error, ...ended } as Partial<IOperation>)
+      );
+      server.sayOperation(begun);
+      server.sayOperation({ ...begun, status: change.status ?? 'failed' });
+      await settle();
+      return said();
+    };
+    expect(await parked({}, 'busy')).toEqual([]);
+    expect(await parked({ cause: 'user' })).toEqual([]);
+    const told = ['info | a.ipynb keeps its GPU: It does not fit.'];
+    expect(await parked({})).toEqual(told);
+    Notification.dismiss();
+    expect(await parked({})).toEqual([]);
+    // It was parked meanwhile: what fails next is news.
+    expect(await parked({ status: 'done' })).toEqual([]);
+    expect(await parked({})).toEqual(told);
   });
 });
