@@ -252,12 +252,30 @@ def test_a_gpu_falls_off_the_bus_and_the_kernel_comes_back_on_the_other_one(
     client.get(f"{API}doctor")  # which asks the driver anew
 
 
-def command(server: JupyterServer, node: GpuNode, *argv: str) -> str:
-    """What ``jupyter gpu-ckpt`` prints on the node; fails unless it succeeds."""
-    code = "from jupyter_gpu_ckpt.cli.main import main; main()"
-    line = [sys.executable, "-c", code, *argv, "--url", server.base_url]
-    done = node.run(line, env={**server.home.environment(), "JUPYTER_TOKEN": server.token})
+def command(server: JupyterServer, node: GpuNode, *argv: str, code: int = 0) -> str:
+    """What ``jupyter gpu-ckpt`` prints on the node; fails unless its exit status is `code`."""
+    source = "from jupyter_gpu_ckpt.cli.main import main; main()"
+    line = [sys.executable, "-c", source, *argv, "--url", server.base_url]
+    environment = {**server.home.environment(), "JUPYTER_TOKEN": server.token}
+    done = node.run(line, env=environment, check=False)
+    assert done.returncode == code, done.stdout
     return str(done.stdout)
+
+
+#: What another node has and is, why a restore is refused there, and why one by hand onto its first.
+OTHER_NODES: list[tuple[list[dict[str, Any]], dict[str, Any], str, str]] = [
+    ([gpu(2)], {}, "2 GPUs at the save, and here are 1", "2 GPUs at the save, and here are 1"),
+    ([gpu(2, name="Other", chip="X"), gpu(3)], {}, "Too few GPUs", "is of another kind"),
+    ([gpu(2, memory=MIB // 2), gpu(3)], {}, "Too few GPUs", "smaller"),
+    (
+        [gpu(2), gpu(3)],
+        {"driver": "575.51.02", "cuda": 12090},
+        "older than at the save",
+        "older than at the save",
+    ),
+    ([gpu(2, mig=True), gpu(3, mig=True)], {}, "MIG is on", "has MIG on"),
+    ([gpu(2), gpu(4)], {}, "", f"no GPU {UUIDS[3]}, which was chosen"),
+]
 
 
 def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
@@ -273,18 +291,27 @@ def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
     ):
         client = there.client
         client.wait_lost(1)
-        for gpus, settings, words in [
-            ([gpu(2)], {}, "2 GPUs at the save, and here are 1"),
-            ([gpu(2, name="Other", chip="X"), gpu(3)], {}, "Too few GPUs"),
-            ([gpu(2, memory=MIB // 2), gpu(3)], {}, "Too few GPUs"),
-            ([gpu(2), gpu(3)], {"driver": "575.51.02", "cuda": 12090}, "older than at the save"),
-            ([gpu(2, mig=True), gpu(3, mig=True)], {}, "MIG is on"),
-        ]:
+        for gpus, settings, words, by_hand in OTHER_NODES:
             second.machine.become(*gpus, **settings)
             client.get(f"{API}doctor")  # which asks the driver anew
-            operation = client.finished(dict(client.post(f"{API}lost/{kernel.id}/restore")))
-            assert operation["error"]["reason"] == "not_restorable"
-            assert words in operation["error"]["message"], operation["error"]
+            onto = UUIDS[2] if words else UUIDS[3]
+            asked: list[tuple[str, dict[str, Any], str]] = [
+                (f"lost/{kernel.id}", {}, words),
+                (f"states/{state_id}", {"mode": "new", "gpu_map": {UUIDS[0]: onto}}, by_hand),
+            ]
+            for path, body, why in asked[0 if words else 1 :]:
+                operation = client.finished(dict(client.post(f"{API}{path}/restore", body)))
+                error = operation["error"]
+                assert error["reason"] == "not_restorable" and why in error["message"], error
+                assert error["hint"]
+            assert client.get("api/kernels") == []
+            if "other" not in by_hand and words:
+                continue
+            # By command it is the same, and nothing else.
+            pair = f"--gpu-map={UUIDS[0]}={onto}"
+            said = command(there, second, "restore", state_id, pair, code=1)
+            assert by_hand in said and "Traceback" not in said
+            assert client.get("api/kernels") == []
         second.machine.become(gpu(2), gpu(3))
         client.get(f"{API}doctor")
         client.restore_lost(kernel.id)

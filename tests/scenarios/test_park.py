@@ -5,6 +5,7 @@ Real Jupyter Server and CRIU, a simulated driver (`tests/simgpu`) with one GPU o
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,36 @@ def test_a_parked_kernel_frees_its_gpu_and_the_next_cell_brings_it_back(
     client.post(f"api/kernels/{kernel.id}/restart")
     assert parked(client, kernel) is None
     assert client.connect(kernel.id).run("print(1)") == "1"
+
+
+def test_what_has_no_room_in_host_memory_stays_on_the_gpu(
+    server: JupyterServer, node: GpuNode, place: Path
+) -> None:
+    client = server.client
+    kernel = client.start(server.home.add_notebook("host.ipynb"))
+    data = hold(kernel, SIZE)
+    short = place / "meminfo"
+    said = re.sub(
+        r"MemAvailable:.*", f"MemAvailable: {16 << 10} kB", Path("/proc/meminfo").read_text()
+    )
+    short.write_text(said)
+    node.run(["mount", "--bind", str(short), "/proc/meminfo"])
+    try:
+        for what in ("park", "save"):
+            error = client.finished(begin(client, kernel, what))["error"]
+            assert error["reason"] == "no_space" and "The kernel runs on." in error["message"]
+            assert f"({SIZE} MiB)" in error["message"] and "16 MiB are free" in error["message"]
+            assert "memory limit" in error["hint"]
+            assert node.machine.used() >= SIZE * MIB
+            assert checksum(kernel, SIZE) == data
+            wait_for("idle", lambda: client.execution_state(kernel.id) == "idle", 30)
+    finally:
+        node.run(["umount", "/proc/meminfo"])
+    assert parked(client, kernel) is None
+    assert client.states(kernel=kernel.id) == []
+    park(client, kernel)
+    assert node.machine.used() == 0
+    assert checksum(kernel, SIZE) == data
 
 
 def test_cells_wait_for_the_gpu_in_turn_and_can_be_given_up(
