@@ -146,8 +146,8 @@ class Endings:
         """Save one kernel, or let the operation end that runs on it; why not all of it is saved."""
         kernel_id = work.kernel.kernel_id
         run = self._keeper.running(kernel_id)
-        if run is not None and run.task is not None:
-            await asyncio.wait([run.task])
+        if run is not None:
+            await run.ended()
             if work.unsaved_since is None:
                 return None
         if await self._policies.save(work, reason):

@@ -7,7 +7,6 @@ way back all the time, so that nobody sees it dead; what pages send meanwhile is
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections import Counter
@@ -278,14 +277,12 @@ class Hibernation:
         keeper, kernel_id = self._keeper, sleeper.kernel.kernel_id
         try:
             before = keeper.running(kernel_id)
-            if before is not None and before.task is not None:
-                await asyncio.wait([before.task])  # it falls asleep just now, or is rolled back
+            if before is not None:
+                await before.ended()  # it falls asleep just now, or is rolled back
             if self._sleepers.get(kernel_id) is not sleeper:
                 return
             run = await self._begin(sleeper)
-            assert run.task is not None
-            await asyncio.wait([run.task])
-            error = run.model.error
+            error = (await run.ended()).error
             if error is not None and self._sleepers.get(kernel_id) is sleeper:
                 keeper.announce.wake_failed(
                     kernel_id, sleeper.state_id, run.model.path, error.message

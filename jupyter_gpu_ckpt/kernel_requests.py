@@ -108,9 +108,8 @@ class KernelRequests:
         kernel_id = work.kernel.kernel_id
         await self._keeper.save(kernel_id, label=label)
         run = self._keeper.running(kernel_id)
-        assert run is not None and run.task is not None
-        await asyncio.wait([run.task])
-        model = run.model
+        assert run is not None
+        model = await run.ended()
         if model.result is None:
             error = model.error
             return f"The state was not saved. {error.message if error else ''}".strip()

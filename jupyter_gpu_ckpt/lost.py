@@ -68,9 +68,7 @@ class LostKernels:
                 tried: str | None = ""
                 while True:
                     run = keeper.running(kernel_id) or await self._begin(kernel_id)
-                    assert run.task is not None
-                    await asyncio.wait([run.task])
-                    if run.model.status == "done":
+                    if (await run.ended()).status == "done":
                         self._seen.discard(kernel_id)
                         return
                     error, tried, before = run.model.error, run.model.state_id, tried

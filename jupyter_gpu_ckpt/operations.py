@@ -69,7 +69,7 @@ async def in_thread(function: Callable[..., T], /, *args: Any) -> T:
 class Run:
     """One operation while it runs; what the code doing the work holds.
 
-    All methods may be called from any thread but :meth:`finish`, which belongs to
+    All methods may be called from any thread but :meth:`ended`, which belongs to
     the event loop.
     """
 
@@ -123,6 +123,15 @@ class Run:
         """From here on :meth:`Operations.cancel` is refused."""
         self.check_cancelled()
         self.cancellable = False
+
+    async def ended(self, timeout: float | None = None) -> Operation:
+        """Wait for the end, however it comes, or for ``timeout`` seconds; the operation then.
+
+        Nothing is raised for an operation that failed: its ``status`` and ``error`` say so.
+        """
+        if self.task is not None:
+            await asyncio.wait([self.task], timeout=timeout)
+        return self.model
 
     def _update(self, phase: Phase | None, progress: float | None) -> None:
         self._loop.call_soon_threadsafe(self._apply, phase, progress)

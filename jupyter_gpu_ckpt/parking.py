@@ -269,8 +269,8 @@ class Parking:
             with contextlib.suppress(CkptError):  # used meanwhile
                 operation = await self.park(kernel.kernel_id, "room")
                 run = keeper.running(kernel.kernel_id)
-                if run is not None and run.model is operation and run.task is not None:
-                    await asyncio.wait([run.task])
+                if run is not None and run.model is operation:
+                    await run.ended()
                 if operation.status == "done":
                     return
 
@@ -313,8 +313,7 @@ class Parking:
                     running = await self._begin(entry, "execute")
                 elif running.model.kind == "park":
                     running.cancel()
-                if running.task is not None:
-                    await asyncio.wait([running.task])
+                await running.ended()
         except CkptError as error:
             self._failed(entry, error)
         finally:

@@ -306,8 +306,8 @@ class Policies:
         before, touched = _activity(keeper.kernel_manager, work), work.touched_at
         operation = await begin()
         run = keeper.running(work.kernel.kernel_id)
-        assert run is not None and run.task is not None
-        await asyncio.wait([run.task])
+        assert run is not None
+        await run.ended()
         if work.touched_at == touched:
             _restore_activity(keeper.kernel_manager, work, before)
         return operation

@@ -8,7 +8,6 @@ A state that turns out to be damaged is passed over for the one before it.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -56,9 +55,9 @@ class DeathRestorer:
         failure: str | None = "The restore was cancelled."
         try:
             before = keeper.running(kernel.kernel_id)
-            if before is not None and before.task is not None:
+            if before is not None:
                 # A save, which its kernel's death ends in a moment, or a roll-back.
-                await asyncio.wait([before.task], timeout=keeper.save_timeout)
+                await before.ended(keeper.save_timeout)
             if not kernel.provisioner.is_wanted(token):
                 failure = None
                 return  # the roll-back brought the kernel back, or its user restarted it
@@ -74,8 +73,7 @@ class DeathRestorer:
             run = keeper.begin(
                 "restore", kernel.kernel_id, work, path=path, state_id=state_ids[0], cause="death"
             )
-            assert run.task is not None
-            await asyncio.wait([run.task])
+            await run.ended()
             failure = run.model.error.message if run.model.error is not None else None
             if run.model.error is not None and run.model.status == "failed":
                 why = f"{reason.words}. " if reason is not None else ""

@@ -180,8 +180,7 @@ class Save:
 
     async def _restore_from(self, run: Run, record: StateRecord, note: str) -> None:
         keeper, kernel = self._keeper, self._kernel
-        if run.task is not None:
-            await asyncio.wait([run.task])
+        await run.ended()
         if kernel.provisioner.supervisor is not self._supervisor or kernel.is_hibernated:
             return
         try:
@@ -291,6 +290,7 @@ class Save:
             window_dirs=await in_thread(files.window_dirs, pid, dirs),
             on_window=collect,
             progress=lambda part: run.progress(0.02 + 0.48 * part),
+            on_gpu=lambda waits: run.phase("gpu" if waits else "dumping"),
             cancel=run.cancel_event,
             gpu_timeout=keeper.gpu_timeout,
         )
