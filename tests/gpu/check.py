@@ -23,6 +23,8 @@ from tests.native.driver import Capture, Kernel, binary, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 WORK = Path(__file__).with_name("work.py")
+#: Seconds in which what a step has started is to end.
+_ENDING = 10.0
 
 
 class NotPossibleError(Exception):
@@ -64,8 +66,10 @@ class Driver:
 class Check:
     """The rows, one after the other, each with a deadline of its own."""
 
-    def __init__(self, folder: Path, sizes: Sequence[float], seconds: float) -> None:
-        self.folder, self.sizes = folder, sizes
+    def __init__(
+        self, folder: Path, sizes: Sequence[float], seconds: float, json_path: Path | None
+    ) -> None:
+        self.folder, self.sizes, self.json_path = folder, sizes, json_path
         self.end = time.monotonic() + seconds
         self.rows: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
@@ -85,7 +89,8 @@ class Check:
                 try:
                     row |= step()
                 finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    # What is ended may not end either; each of it has that long.
+                    signal.setitimer(signal.ITIMER_REAL, _ENDING, _ENDING)
         except NotPossibleError as error:
             row |= {"verdict": "not possible here", "note": str(error)}
         except (Exception, StepTimeoutError) as error:
@@ -96,6 +101,9 @@ class Check:
         row["seconds"] = round(time.monotonic() - began, 2)
         self.rows.append(row)
         print(self.line(row), flush=True)
+        if self.json_path is not None:  # after each, should the next one be the last
+            found = json.dumps({"rows": self.rows, **self.facts}, indent=1)
+            self.json_path.write_text(found)
 
     def line(self, row: dict[str, Any]) -> str:
         """A row of the table."""
@@ -356,13 +364,12 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGALRM, _over)
     folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
-    check = Check(folder, [float(size) for size in options.sizes.split(",")], options.seconds)
+    sizes = [float(size) for size in options.sizes.split(",")]
+    check = Check(folder, sizes, options.seconds, options.json)
     try:
         check.all()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps({"rows": check.rows, **check.facts}, indent=1))
     return int(any(row["verdict"] == "failed" for row in check.rows))
 
 

@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -17,17 +20,18 @@ from tests.simgpu.simgpu import gpu
 RUN = Path(__file__).with_name("run.sh")
 
 
-@pytest.mark.root
-def test_every_row_passes_on_the_simulated_driver(tmp_path: Path) -> None:
-    node = GpuNode(tmp_path / "node", gpu(0, name="NVIDIA L4", persistence=True))
+def check(folder: Path, *options: str, faults: Sequence[str] = ()) -> CompletedProcess[str]:
+    """What the script says on a node with a simulated GPU; its rows are in `folder`, too."""
+    node = GpuNode(folder / "node", gpu(0, name="NVIDIA L4", persistence=True))
+    node.machine.faults(*faults)
     try:
-        done = subprocess.run(
-            [*node.enter, RUN, "--sizes", "0.001,0.2"],
+        return subprocess.run(
+            [*node.enter, RUN, *options],
             env={
                 **os.environ,
                 "GPU_CHECK_PYTHON": sys.executable,
                 "GPU_CHECK_WORK": "driver",
-                "OUT": str(tmp_path),
+                "OUT": str(folder),
             },
             capture_output=True,
             text=True,
@@ -36,6 +40,11 @@ def test_every_row_passes_on_the_simulated_driver(tmp_path: Path) -> None:
         )
     finally:
         node.stop()
+
+
+@pytest.mark.root
+def test_every_row_passes_on_the_simulated_driver(tmp_path: Path) -> None:
+    done = check(tmp_path, "--sizes", "0.001,0.2")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "gpu-check.json").read_text())
     assert found["gpu"]["name"] == "NVIDIA L4" and found["probe"]["gpu"]["checkpoint"]
@@ -56,6 +65,23 @@ def test_every_row_passes_on_the_simulated_driver(tmp_path: Path) -> None:
     assert rows["park, unpark"]["speed"] > 0
     lines = done.stdout.splitlines()
     assert len(lines) == len(rows) + 2 and all(line.startswith("|") for line in lines)
+
+
+@pytest.mark.root
+def test_a_driver_that_hangs_takes_no_row_away(tmp_path: Path) -> None:
+    began = time.monotonic()
+    hangs = ["cuCheckpointProcessCheckpoint * hang"]
+    done = check(tmp_path, "--sizes", "0.001", "--seconds", "12", faults=hangs)
+    assert done.returncode == 1, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "gpu-check.json").read_text())["rows"]
+    assert [row["verdict"] for row in rows] == [
+        *["passed"] * 3,
+        "failed",
+        *["not possible here"] * 3,
+    ], done.stdout
+    assert (rows[3]["note"], rows[4]["note"]) == ("it took too long", "no time was left")
+    assert len(done.stdout.splitlines()) == len(rows) + 2
+    assert time.monotonic() - began < 120
 
 
 def test_the_training_is_the_same_each_time() -> None:
