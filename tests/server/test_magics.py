@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.harness.client import KernelClient, wait_for
 from tests.harness.node import REPOSITORY
-from tests.harness.server import JupyterServer
+from tests.harness.s3 import KEY, SECRET, S3Server
+from tests.harness.server import Home, JupyterServer
 
 Start = Callable[..., KernelClient]
 
@@ -140,3 +141,35 @@ session.commit()
     kernel.run("session.execute(text('insert into numbers values (1)')); session.commit()")
     assert kernel.run(read) == "[42, 2]"
     assert kernel.run("print(engine.pool.checkedin() + engine.pool.checkedout())") == "1"
+
+
+def test_the_recipe_for_boto3(home: Home, s3_server: S3Server) -> None:
+    def environment(key: str) -> dict[str, str]:
+        return {
+            "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3_server.port}",
+        }  # fmt: skip
+
+    bucket = s3_server.bucket
+    config = {"GpuCkpt": {"refresh_environment": ["AWS_ACCESS_KEY_ID"]}}
+    read = f"s3.get_object(Bucket={bucket!r}, Key='x')['Body'].read()"
+    # The state comes from a server whose key is of no use.
+    with JupyterServer(home, config=config, environment=environment("expired")) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        kernel.run(recipe("Callbacks"))
+        kernel.run("import boto3; s3 = boto3.client('s3')")
+        kernel.run(recipe("boto3"))
+        assert "InvalidAccessKeyId" in (kernel.execute(read).error or "")
+        server.client.save(kernel)
+        server.kill()
+    with JupyterServer(home, config=config, environment=environment(KEY)) as server:
+        server.client.wait_lost(1)
+        server.client.restore_lost(kernel.id)
+        kernel = server.client.connect(kernel.id)
+        kernel.run(f"s3.put_object(Bucket={bucket!r}, Key='x', Body=b'41')")
+        state = server.client.save(kernel)["state_id"]
+        # Its connection is closed by a restore, and opened anew.
+        (closed,) = server.client.restore(state)["result"]["warnings"]
+        assert str(s3_server.port) in closed
+        assert kernel.run(f"print({read})") == "b'41'"
