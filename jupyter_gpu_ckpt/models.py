@@ -19,17 +19,9 @@ OperationKind = Literal["save", "restore", "verify", "park", "unpark"]
 RestoreMode = Literal["rollback", "new"]
 ContentsKind = Literal["anon", "python", "libraries", "shared", "gpu", "files", "other"]
 Phase = Literal[
-    "waiting",
-    "checking",
-    "dumping",
-    "storing",
-    "reading",
-    "restoring",
-    "connecting",
-    "verifying",
-    "moving",
-    "finished",
-]
+    "waiting", "checking", "dumping", "gpu", "storing", "reading", "restoring", "connecting",
+    "verifying", "moving", "finished",
+]  # fmt: skip
 
 #: The kinds in a reader's words.
 CONTENTS_WORDS: Final[dict[ContentsKind, str]] = {

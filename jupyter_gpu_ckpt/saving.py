@@ -290,6 +290,7 @@ class Save:
             window_dirs=await in_thread(files.window_dirs, pid, dirs),
             on_window=collect,
             progress=lambda part: run.progress(0.02 + 0.48 * part),
+            on_gpu=lambda waits: run.phase("gpu" if waits else "dumping"),
             cancel=run.cancel_event,
             gpu_timeout=keeper.gpu_timeout,
         )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -14,17 +12,13 @@ import msgspec
 
 from ..errors import CkptError
 from ..gpus.inventory import GpuUse
+from .conversation import UNDO_GRACE, Conversation, uncancelled
 from .explain import explain
 from .files import discard_links
 from .gpu_words import Move, move_error
 from .protocol import MAX_LINE, DumpResult, Probe, dump_result, parse_event
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
-
-#: Seconds that ``kernel-capture`` gets to undo a dump before it is ended; its guard thaws the tree.
-UNDO_GRACE: Final = 30.0
 
 _PLACES: Final = (
     Path(__file__).parent.parent / "bin" / "kernel-capture",
@@ -126,6 +120,7 @@ class KernelCapture:
         window_dirs: Sequence[str] = (),
         on_window: Callable[[], None] | None = None,
         progress: Callable[[float], None] | None = None,
+        on_gpu: Callable[[bool], None] | None = None,
         cancel: asyncio.Event | None = None,
         window_timeout: float = 60.0,
         gpu_timeout: float = 30.0,
@@ -152,6 +147,9 @@ class KernelCapture:
             fails the dump and is raised here.
         progress
             Called with a fraction from 0 to 1.
+        on_gpu
+            Called with whether the end of the kernel's work on a GPU is waited for, at each second
+            of that and when it is over. What it raises fails the dump and is raised here.
         cancel
             Set it to undo the dump.
         window_timeout
@@ -174,14 +172,14 @@ class KernelCapture:
         command += ["--window-timeout", f"{window_timeout:.3f}"]
         command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
         process = await self._start(command)
-        transaction = _Transaction(process, _explain_save, on_window, progress)
+        conversation = Conversation(process, _explain_save, on_window, progress, on_gpu)
         done = False
         try:
-            event = await transaction.run(cancel, timeout + window_timeout + UNDO_GRACE)
+            event = await conversation.run(cancel, timeout + window_timeout + UNDO_GRACE)
             result = _understood(lambda: dump_result(event))
             done = True
         finally:
-            await _uncancelled(transaction.finish())
+            await uncancelled(conversation.finish())
             if not done:
                 discard_links(images_dir)
         return result
@@ -229,13 +227,13 @@ class KernelCapture:
         command += ["--timeout", f"{timeout:.3f}", "--gpu-timeout", f"{gpu_timeout:.3f}"]
         for uuid, size in (needs or {}).items():
             command += ["--gpu-need", f"{uuid}={size}"]
-        transaction = _Transaction(
+        conversation = Conversation(
             await self._start(command), lambda event: move_error(what, event), None, None
         )
         try:
-            event = await transaction.run(cancel, timeout + UNDO_GRACE)
+            event = await conversation.run(cancel, timeout + UNDO_GRACE)
         finally:
-            await _uncancelled(transaction.finish())
+            await uncancelled(conversation.finish())
         return _understood(lambda: msgspec.convert(event.get("gpu"), GpuUse | None))
 
     async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -266,134 +264,3 @@ def _understood(read: Callable[[], T]) -> T:
             "The program that saves kernels gave an odd answer. The kernel runs on.",
             details=str(error),
         ) from error
-
-
-async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Finish ``work`` although the awaiting task may be cancelled again meanwhile."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-class _Transaction:
-    """One running ``kernel-capture dump``, ``park`` or ``unpark``."""
-
-    def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        explained: Callable[[dict[str, Any]], CkptError],
-        on_window: Callable[[], None] | None,
-        progress: Callable[[float], None] | None,
-    ) -> None:
-        self.process = process
-        self.explained = explained
-        self.on_window = on_window
-        self.progress = progress
-        self.window_error: BaseException | None = None
-        self.window_work: asyncio.Future[None] | None = None
-        self.messages = bytearray()
-
-    async def run(self, cancel: asyncio.Event | None, deadline: float) -> dict[str, Any]:
-        work = asyncio.ensure_future(self._work())
-        canceller = asyncio.ensure_future(self._cancel_on(cancel)) if cancel else None
-        errors = asyncio.ensure_future(self._read_messages())
-        try:
-            last = await asyncio.wait_for(work, deadline)
-            await asyncio.wait([errors], timeout=1)
-        except asyncio.TimeoutError as error:
-            raise self.explained({"reason": "timeout", "message": self._log()}) from error
-        finally:
-            errors.cancel()
-            if canceller is not None:
-                canceller.cancel()
-        if self.window_error is not None:
-            raise self.window_error
-        if last is None:
-            raise CkptError(
-                "internal",
-                "The program that saves kernels ended without a word. The kernel runs on.",
-                details=f"exit status {self.process.returncode}\n{self._log()}",
-            )
-        if last["event"] == "error":
-            raise self.explained({**last, "log_tail": self._log()})
-        return last
-
-    async def _work(self) -> dict[str, Any] | None:
-        """The last ``done`` or ``error`` event, after everything in between."""
-        last: dict[str, Any] | None = None
-        async for event in self._events():
-            kind = event["event"]
-            if kind == "progress":
-                self._report(event)
-            elif kind == "window":
-                await self._window()
-            elif kind in ("done", "error"):
-                last = event
-        await self.process.wait()
-        return last
-
-    async def _events(self) -> AsyncIterator[dict[str, Any]]:
-        assert self.process.stdout is not None
-        while True:
-            try:
-                line = await self.process.stdout.readline()
-            except ValueError:  # longer than the limit: the reader has dropped it
-                continue
-            if not line:
-                return
-            event = parse_event(line)
-            if event is not None:
-                yield event
-
-    def _report(self, event: dict[str, Any]) -> None:
-        done, total = event.get("bytes"), event.get("total")
-        if self.progress and isinstance(done, int) and isinstance(total, int) and total > 0:
-            self.progress(min(1.0, done / total))
-
-    async def _window(self) -> None:
-        if self.on_window is not None and self.window_error is None:
-            self.window_work = asyncio.ensure_future(asyncio.to_thread(self.on_window))
-            try:
-                await asyncio.shield(self.window_work)
-            except Exception as error:
-                self.window_error = error
-        await self._send(b"cancel\n" if self.window_error else b"resume\n")
-
-    async def _cancel_on(self, cancel: asyncio.Event) -> None:
-        await cancel.wait()
-        await self._send(b"cancel\n")
-
-    async def _send(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError, RuntimeError):
-            self.process.stdin.write(line)
-            await self.process.stdin.drain()
-
-    async def _read_messages(self) -> None:
-        assert self.process.stderr is not None
-        while data := await self.process.stderr.read(4096):
-            self.messages += data
-            del self.messages[:-8192]
-
-    def _log(self) -> str:
-        return self.messages.decode(errors="replace").strip()
-
-    async def finish(self) -> None:
-        """Have the process undo what it is doing and wait for its end; then end it."""
-        if self.window_work is not None and not self.window_work.done():
-            await asyncio.wait([self.window_work], timeout=UNDO_GRACE)
-        if self.process.returncode is not None:
-            return
-        await self._send(b"cancel\n")
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            await asyncio.wait_for(self.process.wait(), UNDO_GRACE)
-        except asyncio.TimeoutError:
-            log.error("kernel-capture did not undo what it did in %g s; ending it", UNDO_GRACE)
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-            await self.process.wait()

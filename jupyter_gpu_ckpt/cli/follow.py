@@ -26,6 +26,7 @@ _WORDS: Final = {
     "waiting": "Waiting",
     "checking": "Checking",
     "dumping": "Capturing the kernel",
+    "gpu": "Waiting for the GPU to finish its work",
     "storing": "Storing",
     "reading": "Reading the state",
     "restoring": "Restoring the kernel",

@@ -194,6 +194,8 @@ export interface IOperation {
   state_id: string | null;
   status: OperationStatus;
   phase: string;
+  /** When this page saw that phase begin, in its own milliseconds. */
+  phaseSeen?: number;
   progress: number;
   started: string;
   /** `user`, or which policy or event wanted it. */

@@ -13,7 +13,7 @@ import {
 } from './icons';
 import type { IKernelEntry } from './model';
 import type { IErrorBody } from './request';
-import { operationTexts } from './texts';
+import { operationTexts, waitText } from './texts';
 
 /** What the toolbar button shows. */
 export interface IFace {
@@ -64,6 +64,17 @@ export function faceOf(
   }
   if (operation) {
     const percent = formatPercent(operation.progress);
+    const waits = waitText(operation, trans);
+    if (waits) {
+      return {
+        state: 'saving',
+        icon: saveIcon,
+        label: trans.__('Waits for GPU'),
+        title: trans.__('%1 (click to cancel)', waits),
+        // Without the seconds, which would be read out one by one.
+        announcement: trans.__('Waiting for the GPU to finish its work')
+      };
+    }
     return operation.kind === 'save'
       ? {
           state: 'saving',

@@ -120,13 +120,18 @@ export class OperationFollower implements IDisposable {
   }
 
   private _update(operation: IOperation): void {
-    this._operation = operation;
-    this._changed.emit(operation);
+    const before = this._operation;
+    const isSame = operation.phase === before.phase;
+    this._operation = {
+      ...operation,
+      phaseSeen: isSame ? before.phaseSeen : Date.now()
+    };
+    this._changed.emit(this._operation);
   }
 
   private _finish(operation: IOperation): void {
     this._update(operation);
-    this._done.resolve(operation);
+    this._done.resolve(this._operation);
     this.dispose();
   }
 

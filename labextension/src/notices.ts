@@ -14,7 +14,7 @@ import type { OperationFollower } from './follower';
 import { formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
 import { RestoreNotices } from './restorenotices';
-import { operationTexts } from './texts';
+import { operationTexts, waitText } from './texts';
 import { LONGEST_MESSAGE, closesAfter, dismiss, isDrawn, show } from './toasts';
 
 /** What an operation is about: of one thing only the last end is told. */
@@ -64,10 +64,12 @@ export class Notices {
         }
       ]
     });
-    follower.changed.connect((_, { progress }) => {
+    follower.changed.connect((_, current) => {
+      const { progress } = current;
       // An update would bring back a notification that the user has hidden.
       if (isDrawn(id)) {
-        const message = `${text} ${formatPercent(progress)}`;
+        const waits = waitText(current, trans);
+        const message = waits ?? `${text} ${formatPercent(progress)}`;
         Notification.update({ id, message, progress });
       }
     });

@@ -1,6 +1,6 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { OperationKind } from './api';
+import type { IOperation, OperationKind } from './api';
 
 /** What is said of an operation as it goes and ends. */
 export interface IOperationTexts {
@@ -58,4 +58,20 @@ export function operationTexts(
     })
   };
   return texts[kind]();
+}
+
+/** What an operation waits for, `null` where it goes on. */
+export function waitText(
+  { phase, phaseSeen }: IOperation,
+  trans: TranslationBundle
+): string | null {
+  if (phase !== 'gpu') {
+    return null;
+  }
+  // The server says so after the first second.
+  const seconds = 1 + (Date.now() - (phaseSeen ?? Date.now())) / 1000;
+  return trans.__(
+    'Waiting for the GPU to finish its work (%1 s)',
+    Math.round(seconds)
+  );
 }

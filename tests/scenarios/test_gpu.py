@@ -160,6 +160,8 @@ def test_work_on_the_gpu_is_waited_for_and_not_for_ever(
     operation = client.finished(client.begin_save(kernel))
     assert operation["error"]["reason"] == "busy"
     assert "did not end in time" in operation["error"]["message"]
+    # And that is said while it is so.
+    assert operation["phases"]["gpu"] - operation["phases"]["dumping"] >= 1.0
     kernel.run("gpu_data.synchronize()")
     assert checksum(kernel) == data
     client.save(kernel)

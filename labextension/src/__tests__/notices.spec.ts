@@ -2,10 +2,18 @@ import { Notification } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
 import type { IOperation, IVerification, KernelStateAPI } from '../api';
+import { faceOf } from '../face';
 import { OperationFollower } from '../follower';
 import { Notices, subject } from '../notices';
 import type { IGapActions } from '../restorenotices';
-import { aRestoredFrom, aResult, aVerification, anOperation } from './fixtures';
+import {
+  Server,
+  aKernel,
+  aRestoredFrom,
+  aResult,
+  aVerification,
+  anOperation
+} from './fixtures';
 
 const trans = nullTranslator.load('');
 const API = {} as KernelStateAPI;
@@ -66,6 +74,40 @@ describe('Notices of a check', () => {
     expect(shown()).toEqual([
       'error | 1 MB of the state cannot be read back. An older state was read back too, and is whole. | Details'
     ]);
+  });
+});
+
+describe('The notice of a save', () => {
+  beforeEach(() => jest.useFakeTimers());
+  afterEach(() => {
+    Notification.dismiss();
+    document.body.replaceChildren();
+    jest.useRealTimers();
+  });
+
+  it('says that it waits for the GPU, and for how long', () => {
+    const server = new Server();
+    const model = server.model();
+    const notices = new Notices(model.api, trans);
+    const follower = model.follow(anOperation());
+    void notices.follow(follower);
+    draw();
+    const texts = () => shown().map(text => text.split(' | ')[1]);
+    const kernel = aKernel();
+    const face = () =>
+      faceOf({ kernel, error: null, operation: follower.operation }, trans);
+    for (const seconds of [1, 2, 3]) {
+      server.sayOperation({ phase: 'gpu' });
+      const waits = `Waiting for the GPU to finish its work (${seconds} s)`;
+      expect(face().title).toBe(`${waits} (click to cancel)`);
+      expect(face().announcement).not.toContain(' s)');
+      // This lets a second pass.
+      expect(texts()).toEqual([waits]);
+    }
+    server.sayOperation({ phase: 'dumping', progress: 0.5 });
+    expect(texts()).toEqual(['Saving kernel state… 50%']);
+    expect(face().label).toBe('50%');
+    model.dispose();
   });
 });
 

@@ -1,0 +1,164 @@
+"""A running ``kernel-capture dump``, ``park`` or ``unpark``: what it says, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
+
+from ..errors import CkptError
+from .protocol import parse_event
+
+log = logging.getLogger(__name__)
+
+#: Seconds that ``kernel-capture`` gets to undo a dump before it is ended; its guard thaws the tree.
+UNDO_GRACE: Final = 30.0
+
+#: Seconds for which work on a GPU is waited for before it is worth a word.
+_WORTH_A_WORD: Final = 1.0
+
+
+async def uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Finish ``work`` although the awaiting task may be cancelled again meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+class Conversation:
+    """With one process; the parameters are those of :meth:`.native.KernelCapture.dump`.
+
+    ``explained`` makes of an ``error`` event what is raised.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        explained: Callable[[dict[str, Any]], CkptError],
+        on_window: Callable[[], None] | None,
+        progress: Callable[[float], None] | None,
+        on_gpu: Callable[[bool], None] | None = None,
+    ) -> None:
+        self.process = process
+        self.explained = explained
+        self.on_window = on_window
+        self.progress = progress
+        self.on_gpu = on_gpu
+        self.window_error: BaseException | None = None
+        self.window_work: asyncio.Future[None] | None = None
+        self.messages = bytearray()
+
+    async def run(self, cancel: asyncio.Event | None, deadline: float) -> dict[str, Any]:
+        work = asyncio.ensure_future(self._work())
+        canceller = asyncio.ensure_future(self._cancel_on(cancel)) if cancel else None
+        errors = asyncio.ensure_future(self._read_messages())
+        try:
+            last = await asyncio.wait_for(work, deadline)
+            await asyncio.wait([errors], timeout=1)
+        except asyncio.TimeoutError as error:
+            raise self.explained({"reason": "timeout", "message": self._log()}) from error
+        finally:
+            errors.cancel()
+            if canceller is not None:
+                canceller.cancel()
+        if self.window_error is not None:
+            raise self.window_error
+        if last is None:
+            raise CkptError(
+                "internal",
+                "The program that saves kernels ended without a word. The kernel runs on.",
+                details=f"exit status {self.process.returncode}\n{self._log()}",
+            )
+        if last["event"] == "error":
+            raise self.explained({**last, "log_tail": self._log()})
+        return last
+
+    async def _work(self) -> dict[str, Any] | None:
+        """The last ``done`` or ``error`` event, after everything in between."""
+        last: dict[str, Any] | None = None
+        async for event in self._events():
+            kind = event["event"]
+            if kind == "progress":
+                self._report(event)
+            elif kind == "gpu":
+                self._gpu(event)
+            elif kind == "window":
+                await self._window()
+            elif kind in ("done", "error"):
+                last = event
+        await self.process.wait()
+        return last
+
+    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+        assert self.process.stdout is not None
+        while True:
+            try:
+                line = await self.process.stdout.readline()
+            except ValueError:  # longer than the limit: the reader has dropped it
+                continue
+            if not line:
+                return
+            event = parse_event(line)
+            if event is not None:
+                yield event
+
+    def _report(self, event: dict[str, Any]) -> None:
+        done, total = event.get("bytes"), event.get("total")
+        if self.progress and isinstance(done, int) and isinstance(total, int) and total > 0:
+            self.progress(min(1.0, done / total))
+
+    def _gpu(self, event: dict[str, Any]) -> None:
+        if self.on_gpu is not None:
+            # A lock waits until the work that was launched has ended.
+            waited = event.get("waited_s") if event.get("step") == "lock" else None
+            self.on_gpu(isinstance(waited, int | float) and waited >= _WORTH_A_WORD)
+
+    async def _window(self) -> None:
+        if self.on_window is not None and self.window_error is None:
+            self.window_work = asyncio.ensure_future(asyncio.to_thread(self.on_window))
+            try:
+                await asyncio.shield(self.window_work)
+            except Exception as error:
+                self.window_error = error
+        await self._send(b"cancel\n" if self.window_error else b"resume\n")
+
+    async def _cancel_on(self, cancel: asyncio.Event) -> None:
+        await cancel.wait()
+        await self._send(b"cancel\n")
+
+    async def _send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self.process.stdin.write(line)
+            await self.process.stdin.drain()
+
+    async def _read_messages(self) -> None:
+        assert self.process.stderr is not None
+        while data := await self.process.stderr.read(4096):
+            self.messages += data
+            del self.messages[:-8192]
+
+    def _log(self) -> str:
+        return self.messages.decode(errors="replace").strip()
+
+    async def finish(self) -> None:
+        """Have the process undo what it is doing and wait for its end; then end it."""
+        if self.window_work is not None and not self.window_work.done():
+            await asyncio.wait([self.window_work], timeout=UNDO_GRACE)
+        if self.process.returncode is not None:
+            return
+        await self._send(b"cancel\n")
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), UNDO_GRACE)
+        except asyncio.TimeoutError:
+            log.error("kernel-capture did not undo what it did in %g s; ending it", UNDO_GRACE)
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
