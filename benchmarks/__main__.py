@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import hub, idle, many, overhead, recovery, start, states, store
+from benchmarks import hub, idle, many, overhead, recovery, start, states, store, wake
 from benchmarks.report import Row, machine, table
 from tests.harness.server import shared_folder
 
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
     "recovery": lambda folder, options: recovery.measure(
         folder, options.recovery_size, options.rounds
     ),
+    "wake": lambda folder, options: wake.measure(folder, options.rounds),
     "start": lambda folder, options: start.measure(options.rounds),
     "idle": lambda folder, options: idle.measure(folder),
     "hub": lambda folder, options: hub.measure(folder, options.rounds),
@@ -45,7 +46,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=int, default=3,
-        help="states, store, recovery: measurements of each (default: 3)",
+        help="states, store, recovery, start, wake, hub: measurements of each (default: 3)",
     )  # fmt: skip
     parser.add_argument(
         "--store-size", type=float, default=4, metavar="GIB",

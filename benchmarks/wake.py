@@ -1,39 +1,38 @@
 """Waking a hibernated kernel for a cell, against a plain restore of the same state.
 
-``python -m benchmarks.wake [MiB] [repeats]``: seconds from the request to the answer of a cell that
-uses what was saved. A plain restore is a roll-back of the hibernated kernel, and the cell after it.
+Seconds from the request to the answer of a cell that uses what was saved. A plain restore is a
+roll-back of the hibernated kernel, and the cell after it.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from benchmarks.report import Row
 from tests.harness.client import KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 
+#: MiB of random bytes that the kernel holds.
+SIZE = 256
 
-def main(size: int, repeats: int) -> None:
-    """Measure and print both, alternately, as medians and smallest values."""
+
+def measure(folder: Path, rounds: int) -> list[Row]:
+    """Measure both alternately."""
     seconds: dict[str, list[float]] = {"wake": [], "restore": []}
-    with TemporaryDirectory() as folder, JupyterServer(Home(Path(folder) / "home")) as server:
+    with JupyterServer(Home(folder / "home")) as server:
         kernel = server.client.start(server.home.add_notebook("book.ipynb"))
-        kernel.run(f"import os; x = os.urandom({size} << 20)")
-        for _ in range(repeats):
+        kernel.run(f"import os; x = os.urandom({SIZE} << 20)")
+        for _ in range(rounds):
             for how, taken in seconds.items():
                 state = hibernate(server, kernel)
                 began = time.monotonic()
                 if how == "restore":
                     server.client.restore(state)
-                assert kernel.run("print(len(x))").strip() == str(size << 20)
+                assert kernel.run("print(len(x))") == str(SIZE << 20)
                 taken.append(time.monotonic() - began)
-    for how, taken in seconds.items():
-        print(f"{how:8} median {statistics.median(taken):.2f} s, least {min(taken):.2f} s")
-    ratio = statistics.median(seconds["wake"]) / statistics.median(seconds["restore"])
-    print(f"a wake takes {ratio:.2f} times as long")
+    what = f"cell that wakes a kernel of {SIZE} MiB"
+    return [Row(what, "restore, then the cell", seconds["wake"], seconds["restore"], "<= 1.3")]
 
 
 def hibernate(server: JupyterServer, kernel: KernelClient) -> str:
@@ -47,7 +46,3 @@ def hibernate(server: JupyterServer, kernel: KernelClient) -> str:
 def running(server: JupyterServer, kernel: KernelClient) -> bool:
     """Whether an operation is under way."""
     return bool(server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}")["operation"])
-
-
-if __name__ == "__main__":
-    main(*(int(argument) for argument in (sys.argv[1:] or ["256", "5"])))
