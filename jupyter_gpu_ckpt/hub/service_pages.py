@@ -18,7 +18,7 @@ from .service_actions import DAY, MOST_DAYS
 from .service_history import ALL
 from .service_plot import usage_plot
 from .service_reading import Person
-from .service_records import FailureRow, UserReport
+from .service_records import FailureRow, StateRow, UserReport
 
 FOLDER: Final = Path(__file__).parent
 _LOADER: Final = Loader(str(FOLDER / "templates"), autoescape="xhtml_escape")
@@ -31,6 +31,8 @@ _DONE: Final = {
     "deleted": "The state is deleted. Its space is free within an hour or so.",
     "expired": "The states are deleted. Their space is free within an hour or so.",
 }
+#: Why a state was saved, where something was about to end.
+_ENDS: Final = ("shutdown", "preemption", "cull")
 #: In which order users can be listed, by the word in the address: biggest first, but names.
 _ORDERS: Final = ("user", "used", "share", "states", "oldest", "failed", "lost")
 
@@ -40,6 +42,13 @@ class Failed(msgspec.Struct):
 
     user: str
     row: FailureRow
+
+
+class Saved(msgspec.Struct):
+    """A state that was saved before a server or a kernel ended, and whose it is."""
+
+    user: str
+    row: StateRow
 
 
 class Page(Handler):
@@ -104,6 +113,7 @@ class UsersPage(Page):
             problem=self.census.problem,
             read=self.census.finished,
             failures=_failures(reports),
+            saved=_saved_before_ends(reports),
             **self.plot(ALL),
         )
 
@@ -219,3 +229,14 @@ def _failures(reports: list[UserReport]) -> list[Failed]:
     """The last failed saves of all users, newest first."""
     found = [Failed(report.user, row) for report in reports for row in report.failures]
     return sorted(found, key=lambda failed: failed.row.at, reverse=True)[:50]
+
+
+def _saved_before_ends(reports: list[UserReport]) -> list[Saved]:
+    """What was saved last before servers and kernels ended, of all users, newest first."""
+    found = [
+        Saved(report.user, row)
+        for report in reports
+        for row in report.states
+        if row.reason in _ENDS
+    ]
+    return sorted(found, key=lambda saved: saved.row.created, reverse=True)[:20]

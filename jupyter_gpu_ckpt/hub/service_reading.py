@@ -321,6 +321,7 @@ def _state(server: str, record: StateRecord, cost: int | None, path: str | None)
         display_name=record.meta.display_name,
         reason=record.meta.reason,
         label=record.meta.label,
+        frozen_seconds=record.meta.frozen_seconds,
         size=record.size,
         cost=cost,
         pinned=record.pinned,

@@ -16,7 +16,8 @@ class StateRow(msgspec.Struct, kw_only=True):
     """One saved state.
 
     ``cost`` is what deleting it alone would free; ``size`` what it holds. Both are bytes, and
-    ``None`` where they are not known. ``problem`` says why not more is known of it: it is damaged,
+    ``None`` where they are not known. ``frozen_seconds`` is how long the kernel stood still for it.
+    ``problem`` says why not more is known of it: it is damaged,
     or encrypted with a key that the service does not have.
     """
 
@@ -28,6 +29,7 @@ class StateRow(msgspec.Struct, kw_only=True):
     display_name: str | None = None
     reason: str | None = None
     label: str | None = None
+    frozen_seconds: float | None = None
     size: int | None = None
     cost: int | None = None
     pinned: bool = False

@@ -50,6 +50,11 @@ def span(length: float) -> str:
     return "0 s"
 
 
+def exact(length: float | None) -> str:
+    """Seconds to the tenth; a dash for what is unknown."""
+    return UNKNOWN if length is None else f"{length:.1f} s"
+
+
 def age(when: str | None, now: float) -> str:
     """How long ago a time in ISO 8601 was."""
     return UNKNOWN if when is None else span(max(0.0, now - seconds(when)))

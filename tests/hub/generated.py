@@ -73,6 +73,7 @@ class User:
         size: int = 100 * MIB,
         stored: int = 10 * MIB,
         reason: str = "idle",
+        frozen: float = 0.0,
         shares: Iterable[str] = (),
     ) -> str:
         """Write a state's manifest, with a pack that is a hole; `shares`: states it needs too."""
@@ -88,7 +89,7 @@ class User:
             ),
             meta=StateMeta(
                 kernel_id=kernel_id, kernel_name="python3", display_name="Python 3",
-                language="python", path=path, reason=reason,
+                language="python", path=path, reason=reason, frozen_seconds=frozen,
             ),
         )  # fmt: skip
         manifest = encode_manifest(body, self.owner.sealing)

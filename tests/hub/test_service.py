@@ -120,7 +120,9 @@ def world() -> Iterator[World]:
         account = Account()
         alice.give_to(account.uid, account.gid)
         bob = User(store, "bob")
-        states["bob"] = bob.state("kernel-d", "secret plans.ipynb", ago(hours=3))
+        states["bob"] = bob.state(
+            "kernel-d", "secret plans.ipynb", ago(hours=3), reason="shutdown", frozen=2.54
+        )
         broken = User(store, "carol@example.org")
         (broken.owner.folder / "store.json").write_text("{")
         more = f"{ROLES}\nadd_admin_page(c, url='http://127.0.0.1:{free_port()}', "
@@ -156,6 +158,9 @@ def test_an_administrator_sees_all_users(world: World, admin: Browser) -> None:
     assert rows["alice"][7:] == ["1", "1"]
     assert rows["bob"][:3] == ["1", "100 MiB", "10.0 MiB"]
     assert rows["dora"][0] == "0"
+    # What was saved as servers were stopped, and how long their kernels stood still for it.
+    (saved,) = re.findall(r"<tr>(.*?)</tr>", page.split('id="ends"')[1].split("<tbody>")[1], re.S)
+    assert "secret plans.ipynb" in saved and "before a shutdown" in saved and "2.5 s" in saved
     # One whose store is damaged is a row with the reason, for people.
     assert "store.json is damaged" in rows["carol@example.org"][0]
     # What users have made up is text.
