@@ -25,6 +25,7 @@ from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .operations import Run, in_thread, now
 from .parked import Parked
+from .room import Room
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class _Entry:
         self.kernel = kernel
         self.supervisor = kernel.provisioner.supervisor
         self.held = Kept()
+        self.room = Room()
         self.is_needed = False
         #: Bytes that it needs on each GPU, by UUID.
         self.needs: dict[str, int] = {}
@@ -161,6 +163,7 @@ class Parking:
             raise
         entry.released(use)
         kernel.parked = Parked(now(), entry.memory)
+        self._room_may_be_there()
         return OperationResult("", kernel_id, time.monotonic() - run.began, entry.memory)
 
     # -- unparking -----------------------------------------------------------------------
@@ -202,6 +205,7 @@ class Parking:
                     run.phase("waiting")
                 if self._keeper.park_others:
                     await self._make_room(entry)
+                await entry.room.wait(run.cancel_event, give_up - time.monotonic())
             seconds = time.monotonic() - run.began
         self._release(entry)
         return OperationResult("", entry.kernel.kernel_id, seconds, entry.memory)
@@ -273,6 +277,10 @@ class Parking:
                     await run.ended()
                 if operation.status == "done":
                     return
+
+    def _room_may_be_there(self) -> None:
+        for entry in self._queue:
+            entry.room.may_be_there()
 
     def _may_park(self, kernel: TrackedKernel) -> bool:
         kernel_id = kernel.kernel_id
@@ -361,6 +369,7 @@ class Parking:
 
     def ended(self, kernel_id: str) -> list[HeldMessage]:
         """What was kept for a kernel that is about to end."""
+        self._room_may_be_there()
         entry = self._entries.pop(kernel_id, None)
         return entry.held.take() if entry is not None else []
 
