@@ -209,12 +209,13 @@ class Census:
         found = self._reports.get(name)
         if found is not None:
             return found
-        person = self.person(name)
         return UserReport(
-            user=name,
-            deleted=person is not None and person.deleted,
-            problem="It has not been read yet.",
+            user=name, deleted=self._is_deleted(name), problem="It has not been read yet."
         )
+
+    def _is_deleted(self, name: str) -> bool:
+        person = self.person(name)
+        return person is not None and person.deleted
 
     def _begin(self, name: str) -> asyncio.Task[None]:
         """The reading of a user's store that is under way, or a new one."""
@@ -245,4 +246,7 @@ class Census:
         before = self._report(name)
         if before.problem != message:
             self._log.warning("The states of %s cannot be read: %s", name, message)
-        self._reports[name] = msgspec.structs.replace(before, problem=message, hint=hint)
+        # Whether the hub knows her is known all the same.
+        self._reports[name] = msgspec.structs.replace(
+            before, problem=message, hint=hint, deleted=self._is_deleted(name)
+        )

@@ -256,6 +256,27 @@ def test_states_of_a_user_whom_the_hub_has_deleted_are_seen_and_deleted(
     assert [report.user for report in census.known()] == [".zoë / x", "alice"]
 
 
+def test_who_is_deleted_and_comes_back_is_known_also_where_her_store_cannot_be_read(
+    root: Path, tmp_path: Path
+) -> None:
+    alice = User(root, "alice")
+    alice.state("kernel", "a.ipynb", ago(days=9))
+    names = ["alice"]
+    census = census_of(GpuCkptHub(store_url=str(root)), tmp_path, names)
+
+    async def check() -> None:
+        await census.round()
+        (alice.owner.folder / "store.json").write_text("{")
+        for known in (False, True, False):
+            names[:] = ["alice"] if known else []
+            await census.round()
+            (report,) = census.known()
+            assert report.problem is not None and "damaged" in report.problem
+            assert (report.deleted, len(report.states)) == (not known, 1)
+
+    asyncio.run(check())
+
+
 def test_who_has_states_on_a_remote_system_is_known_by_its_folders(root: Path) -> None:
     files = fsspec.filesystem("memory")
     for folder in ("alice", "b%2Fo", "not%2a one"):
