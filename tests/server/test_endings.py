@@ -47,7 +47,8 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
         server.client.post(f"gpu-ckpt/api/lost/{kernels[0].id}/dismiss")
         server.stop()
         assert f"Not saved before the server stops: kernel {kernels[2].id}" in server.log()
-    with JupyterServer(home, config={"GpuCkpt": {"restore_on_start": "always"}}) as server:
+    always = {"GpuCkpt": {"restore_on_start": "always", "restore_parallel": 1}}
+    with JupyterServer(home, config=always) as server:
         # These go on by themselves; nobody is asked.
         restored = {kernels[1].id, kernels[2].id}
         wait_for(
@@ -57,7 +58,11 @@ def test_a_stopped_server_saves_its_kernels_and_the_next_offers_them(home: Home)
         )
         assert server.client.lost() == []
         assert server.client.connect(kernels[2].id).run("print(x)") == "2"
-        assert server.client.execution_state(kernels[1].id) == "busy"
+        wait_for("it runs", lambda: server.client.execution_state(kernels[1].id) == "busy", 30)
+        # One at a time, what was used last first.
+        states = {state["id"]: state["created"] for state in server.client.states()}
+        begun = [states[it["state_id"]] for it in server.client.get("gpu-ckpt/api/operations")]
+        assert len(begun) == 2 and begun == sorted(begun), "the list has the newest first"
 
 
 @pytest.mark.root
@@ -206,7 +211,11 @@ def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over(
             other.client.restore(state, take_over=True)
             told.wait_for("kernel", action="fenced", kernel_id=kernel.id)
             assert other.client.connect(kernel.id).run("print(x + 1)") == "42"
-            assert kernel.id not in {k["id"] for k in one.client.get("api/kernels")}
+            wait_for(
+                "its copy is ended",
+                lambda: kernel.id not in {k["id"] for k in one.client.get("api/kernels")},
+                20,
+            )
             assert one.client.lost() == []
             # And back, because the server that has it is frozen.
             told = other.client.events()

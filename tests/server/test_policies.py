@@ -61,6 +61,8 @@ def test_an_idle_kernel_is_saved_once_per_change(server: JupyterServer, start: S
     for each in (kernel, other):
         choose(server, each, idle=0.5)
     kernel.run("x = 41")
+    # The server hears of the cell's end a moment after its page.
+    wait_for("it is idle", lambda: server.client.execution_state(kernel.id) == "idle", 10)
     activity = server.client.get(f"api/kernels/{kernel.id}")["last_activity"]
     saved(events, kernel, "idle")
     # Another kernel is saved later, twice: this one has had its time.
