@@ -7,6 +7,7 @@ fetches on a machine that has nothing, `tests/setup/bare.sh RELEASE binder` trie
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -114,6 +115,12 @@ def test_the_sample_notebook_opens_and_its_button_says_why_it_cannot_save(
     assert result.returncode == 0, result.stdout
     assert re.search(r"jupyter_gpu_ckpt .*OK", result.stdout)
     assert re.search(r"jupyter-gpu-ckpt v\S+ .*enabled.*OK", result.stdout)
+    # What pip has built and installed is a wheel of this platform, with the program in it.
+    (wheel,) = environment.glob("lib/python*/site-packages/jupyter_gpu_ckpt-*.dist-info/WHEEL")
+    assert re.search(r"^Root-Is-Purelib: false$", wheel.read_text(), re.M)
+    assert re.search(r"^Tag: py3-none-linux_\w+$", wheel.read_text(), re.M)
+    program = wheel.parents[1] / "jupyter_gpu_ckpt" / "bin" / "kernel-capture"
+    assert program.read_bytes()[:4] == b"\x7fELF" and os.access(program, os.X_OK)
 
     port, token = free_port(), secrets.token_hex(8)
     address = f"http://127.0.0.1:{port}"
