@@ -293,6 +293,7 @@ class Save:
             on_gpu=lambda waits: run.phase("gpu" if waits else "dumping"),
             cancel=run.cancel_event,
             gpu_timeout=keeper.gpu_timeout,
+            gpu_to_store=keeper.gpu_to_store,
         )
         return dump, found
 

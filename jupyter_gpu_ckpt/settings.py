@@ -95,6 +95,13 @@ class GpuCkpt(PlaceSettings):
         help="Seconds that a save waits for the end of what a kernel has running on a GPU, and a "
         "restore for room on the GPU; default 30. After that nothing has changed.",
     )
+    gpu_to_store = Bool(
+        True,
+        config=True,
+        help="Whether GPU memory is saved straight to the store where the driver offers that "
+        "(custom storage, CUDA 13.4), so that the host's memory needs no room for it. Such a "
+        "state cannot be restored with a driver that does not.",
+    )
     unpark_timeout = Float(
         600.0,
         min=_SHORTEST,

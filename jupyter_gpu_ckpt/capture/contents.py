@@ -142,6 +142,11 @@ class Survey:
         if found.space.startswith("mm-") and found.pid is not None:
             self._add_process(name, found.pid, found.segments)
             return
+        if found.space.startswith("gpu-"):
+            memory = self._item("gpu", b"[GPU memory]", found.pid)
+            for offset, length, _ in found.segments:
+                self._add(name, offset, length, memory)
+            return
         anonymous = found.name in (b"", b"/dev/zero")
         called = b"[shared memory]" if anonymous else b"memfd:" + found.name
         item = self._item("shared", called, found.pid, found.start)
@@ -201,6 +206,8 @@ class Survey:
             size = path.stat().st_size
             if name in own:
                 item = self._item("files", os.fsencode(own[name]))
+            elif name.startswith("gpu-memory-") and not name.endswith(".parts"):
+                item = self._item("gpu", b"[GPU memory]")
             elif name in ghosts:
                 item = self._item("files", ghosts[name] + b" (deleted)")
             else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -124,6 +125,7 @@ class KernelCapture:
         cancel: asyncio.Event | None = None,
         window_timeout: float = 60.0,
         gpu_timeout: float = 30.0,
+        gpu_to_store: bool = True,
     ) -> DumpResult:
         """Write the tree below ``pid`` to ``images_dir``; the kernel runs on, whatever happens.
 
@@ -155,8 +157,9 @@ class KernelCapture:
         window_timeout
             Longest time the tree is kept stopped for ``on_window``, seconds.
         gpu_timeout
-            Longest time that is waited for the end of what the kernel has running on a GPU,
-            seconds.
+            Seconds that are waited at most for the end of what the kernel has running on a GPU.
+        gpu_to_store
+            Whether its GPU memory goes into files where the driver offers that.
 
         Raises
         ------
@@ -171,8 +174,9 @@ class KernelCapture:
             command += ["--window-dir", directory]
         command += ["--window-timeout", f"{window_timeout:.3f}"]
         command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
-        process = await self._start(command)
-        conversation = Conversation(process, _explain_save, on_window, progress, on_gpu)
+        command += [] if gpu_to_store else ["--gpu-to-host"]
+        process, explained = await self._start(command), partial(explain, doing="save")
+        conversation = Conversation(process, explained, on_window, progress, on_gpu)
         done = False
         try:
             event = await conversation.run(cancel, timeout + window_timeout + UNDO_GRACE)
@@ -249,10 +253,6 @@ class KernelCapture:
             )
         except OSError as error:
             raise self._cannot_run(str(error)) from error
-
-
-def _explain_save(event: dict[str, Any]) -> CkptError:
-    return explain(event, doing="save")
 
 
 def _understood(read: Callable[[], T]) -> T:

@@ -24,6 +24,12 @@ _ANON_SHARED: Final = 1 << 8
 _MEMFD: Final = 1 << 14
 #: Each memory has a pagemap: a process's own, named by its PID, and each shared one.
 _NAME: Final = re.compile(r"pagemap-(shmem-)?([0-9]+)\.img")
+#: What kernel-capture writes of a process's GPU memory: which GPU has how much of the file, in
+#: the order of the file, whose name is the same without the end.
+_PARTS: Final = re.compile(r"(gpu-memory-([0-9]+))\.parts")
+#: Addresses between two GPUs' memory, which has none of its own.
+_APART: Final = 1 << 44
+_MOST_PARTS: Final = 64
 
 
 class PageFile(NamedTuple):
@@ -33,7 +39,8 @@ class PageFile(NamedTuple):
     ----------
     space
         Name of the memory they belong to; the same from save to save of a kernel, as far as
-        that can be told: ``mm-<pid>``, ``shmem-<pid>-<address of the first mapping>``.
+        that can be told: ``mm-<pid>``, ``shmem-<pid>-<address of the first mapping>``,
+        ``gpu-<pid>``.
     segments
         ``(offset in the file, length, address)``, bytes, in the order of the file. They cover
         it without gaps. Addresses of a shared memory count from its own begin.
@@ -84,7 +91,35 @@ def page_files(images_dir: Path) -> dict[str, PageFile]:
         except FileNotFoundError:
             size = 0
         found[pages.name] = of._replace(segments=_segments(path, entries, size))
+    for path in images_dir.glob("gpu-memory-*.parts"):
+        match = _PARTS.fullmatch(path.name)
+        if match is not None:
+            name, pid = match.groups()
+            parts = _parts(path, images_dir / name)
+            if parts is not None:
+                found[name] = PageFile(f"gpu-{pid}", parts, int(pid))
     return found
+
+
+def _parts(path: Path, file: Path) -> list[tuple[int, int, int]] | None:
+    """The memory of each GPU in a process's file; ``None`` where it is not in whole pages."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    segments: list[tuple[int, int, int]] = []
+    at = 0
+    try:
+        sizes = [int(line.split()[1]) for line in path.read_text("ascii").splitlines()]
+        whole = file.stat().st_size
+    except (OSError, ValueError, IndexError) as error:
+        raise damaged(path, "it is no list of GPU memory") from error
+    for number, size in enumerate(sizes):
+        if not 0 <= size <= min(_APART, whole - at) or number >= _MOST_PARTS:
+            raise damaged(path, "the GPU memory is less or more than it says")
+        if size:
+            segments.append((at, size, number * _APART))
+        at += size
+    if at != whole:
+        raise damaged(path, "the GPU memory is less or more than it says")
+    return None if any(size % page for size in sizes) else segments
 
 
 def _segments(path: Path, entries: list[Any], size: int) -> list[tuple[int, int, int]]:

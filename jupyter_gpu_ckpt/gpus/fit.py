@@ -14,6 +14,8 @@ from .inventory import CudaGpu, CudaProcess, Gpu, GpuUse, Inventory, version
 #: The first driver that gives GPU memory to be saved, and the first that restores it elsewhere.
 FIRST_DRIVER: Final = (570,)
 FIRST_DRIVER_TO_MOVE: Final = (580,)
+#: The first CUDA whose driver takes GPU memory from files (custom storage).
+FIRST_CUDA_TO_STORE: Final = 13040
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -167,6 +169,11 @@ def _driver(use: GpuUse, here: Inventory, saved: str | None) -> Difference | Non
     if version(driver) < FIRST_DRIVER:
         message = (
             f"The NVIDIA driver is too old to restore GPU memory: that takes {FIRST_DRIVER[0]}."
+        )
+    elif use.stored and here.cuda is not None and here.cuda < FIRST_CUDA_TO_STORE:
+        message = (
+            "The state's GPU memory was saved straight to the store, and only NVIDIA drivers that "
+            "offer CUDA 13.4 or newer take it from there."
         )
     elif saved is not None and version(driver) < version(saved):
         message = "The NVIDIA driver is older than at the save."

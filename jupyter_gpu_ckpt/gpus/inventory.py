@@ -57,12 +57,14 @@ class CudaProcess(msgspec.Struct, frozen=True):
     """A process of a state that has CUDA state.
 
     ``memory_bytes`` is its memory on all of its GPUs, ``visible`` its ``CUDA_VISIBLE_DEVICES``.
+    That memory is ``stored`` in files of its own (the driver's custom storage) or in its memory.
     """
 
     pid: int
     parked: bool = False
     memory_bytes: int | None = None
     visible: str | None = None
+    stored: bool = False
 
 
 class CudaGpu(msgspec.Struct, frozen=True):
@@ -93,6 +95,11 @@ class GpuUse(msgspec.Struct, frozen=True):
     def memory(self) -> int:
         """Bytes of GPU memory that are in the state, about."""
         return sum(one.memory_bytes or 0 for one in self.processes)
+
+    @property
+    def stored(self) -> bool:
+        """Whether only a driver that offers custom storage can bring it back."""
+        return any(one.stored for one in self.processes)
 
 
 def version(driver: str) -> tuple[int, ...]:

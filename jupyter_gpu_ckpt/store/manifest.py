@@ -9,7 +9,7 @@ import msgspec
 from ..moments import read_moment
 from .damage import Damaged, TooNew
 from .packs import is_pack_id
-from .records import FORMAT, StateMeta, StateRecord
+from .records import NEWEST_STATE, StateMeta, StateRecord
 from .seal import Sealing
 
 #: Bytes of a blob's name.
@@ -100,7 +100,7 @@ def decode_manifest(data: bytes, sealing: Sealing, kernel_id: str, state_id: str
     raw = sealing.open_manifest(data, _context(kernel_id, state_id))
     try:
         version = msgspec.json.decode(raw, type=_Version).format
-        if version > FORMAT:
+        if version > NEWEST_STATE:
             raise TooNew(f"format {version}")
         body = msgspec.json.decode(raw, type=Body)
         named = bytes.fromhex(body.index.name)

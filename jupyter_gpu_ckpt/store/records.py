@@ -8,8 +8,11 @@ import msgspec
 
 from .layout import begun
 
-#: Version of the on-disk format this code writes, and the newest it reads (docs/format.md).
+#: Version of the on-disk format of stores, packs and indexes (docs/format.md).
 FORMAT = 2
+#: The newest version of a manifest that this code reads: that of states whose GPU memory is in
+#: files of its own. Others are of `FORMAT`, so that older versions read them.
+NEWEST_STATE = 3
 
 
 class StateMeta(msgspec.Struct, kw_only=True):
@@ -42,6 +45,12 @@ class StateMeta(msgspec.Struct, kw_only=True):
     contents: dict[str, Any] | None = None
     outside: dict[str, Any] | None = None
     gpu: dict[str, Any] | None = None
+
+
+def state_format(meta: StateMeta) -> int:
+    """The version of a state's manifest: the oldest that can restore it."""
+    processes = (meta.gpu or {}).get("processes") or []
+    return NEWEST_STATE if any(one.get("stored") for one in processes) else FORMAT
 
 
 class StateRecord(msgspec.Struct, kw_only=True):

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ..errors import CkptError
 from .clocks import uptime
-from .records import FORMAT, GcResult
+from .records import NEWEST_STATE, GcResult
 from .seal import manifest_format, manifest_packs
 
 # Notes of deleted states must outlive every collection that began before them.
@@ -191,7 +191,7 @@ class _Needs:
 
 def _needs(state_id: str, data: bytes) -> frozenset[str]:
     newer = manifest_format(data)
-    if newer is not None and newer > FORMAT:
+    if newer is not None and newer > NEWEST_STATE:
         raise CkptError(
             "store_unavailable",
             f"The saved state {state_id} was written by a newer version (format {newer}), "

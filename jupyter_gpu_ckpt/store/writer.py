@@ -24,7 +24,7 @@ from .owner import OwnerStore
 from .packwriter import PackWriter
 from .pool import Pool
 from .presence import Presence
-from .records import FORMAT, StateMeta, StateRecord
+from .records import StateMeta, StateRecord, state_format
 from .storing import Storing
 from .tree import Layouts, Source, scan
 
@@ -276,7 +276,7 @@ class StateWriter:
         packs[entry.id] = packs.get(entry.id, 0) + placed.length
         stored = self._packs.finish()
         body = Body(
-            format=FORMAT,
+            format=state_format(meta),
             id=self.state_id,
             created=_now(self._after),
             size=sum(file.size for file in index.files),

@@ -15,7 +15,7 @@ const char args_usage[] =
     "       kernel-capture run --log FILE [--env-fd N] -- COMMAND...\n"
     "       kernel-capture dump --pid PID --images-dir DIR [--timeout S] [--ghost-limit BYTES]\n"
     "                      [--leave running|stopped|killed] [--window-dir DIR]...\n"
-    "                      [--window-timeout S] [--gpu-timeout S]\n"
+    "                      [--window-timeout S] [--gpu-timeout S] [--gpu-to-host]\n"
     "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
     "                      [--stream] [--gpu-map OLD=NEW]... [--gpu-timeout S]\n"
@@ -45,6 +45,7 @@ enum option {
     OPT_GPU_TIMEOUT,
     OPT_GPU_MAP,
     OPT_GPU_NEED,
+    OPT_GPU_TO_HOST,
 };
 
 enum {
@@ -78,6 +79,7 @@ static const struct {
     {"--gpu-timeout", OPT_GPU_TIMEOUT, true, DUMP | RESTORE | PARK | UNPARK},
     {"--gpu-map", OPT_GPU_MAP, true, RESTORE | UNPARK},
     {"--gpu-need", OPT_GPU_NEED, true, UNPARK},
+    {"--gpu-to-host", OPT_GPU_TO_HOST, false, DUMP},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -208,6 +210,9 @@ static bool apply(struct args *args, enum option option, const char *value)
         return parse_gpu_map(value, args);
     case OPT_GPU_NEED:
         return parse_gpu_need(value, args);
+    case OPT_GPU_TO_HOST:
+        args->gpu_to_host = true;
+        return true;
     }
     return false;
 }

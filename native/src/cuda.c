@@ -45,6 +45,7 @@ static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_re
     cuda->helper = -1;
     cuda->socket = -1;
     cuda->undo_limit = undo_beside;
+    cuda->shared->folder = cuda->folder;
     if (args == NULL)
         return true;
     cuda->deadline = io_now() + args->timeout;
@@ -280,10 +281,10 @@ void cuda_thaw(struct cuda *cuda)
         kc_log("%s: %s", kc_reason_name(cuda->problem.reason), cuda->problem.message);
 }
 
-bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda_wait wait, void *data,
-                  struct kc_result *result)
+bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, int images, cuda_wait wait,
+                  void *data, struct kc_result *result)
 {
-    struct cuda cuda = {.wait = wait, .data = data};
+    struct cuda cuda = {.folder = images, .wait = wait, .data = data};
     if (count == 0)
         return true;
     if (!make_shared(&cuda, args, result))

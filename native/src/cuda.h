@@ -19,6 +19,7 @@ typedef bool (*cuda_wait)(void *data, int fd, int most);
 struct cuda {
     struct cuda_shared *shared; /* NULL: no GPU in this */
     enum cuda_load (*load)(struct cuda_driver *); /* NULL: the node's driver; tests have another */
+    int folder; /* for device memory that need not come to the host (cuda_storage.h); 0: none */
     pid_t helper; /* -1: there is none */
     int socket;
     cuda_wait wait;
@@ -29,7 +30,7 @@ struct cuda {
     struct kc_result problem;     /* a dump that is whole, after which the GPU did not come back */
 };
 
-/* Prepares for a dump of the tree. Leaves `shared` NULL where no process of it uses the driver. */
+/* Prepares for a dump of the tree, into `folder` if that is set. Leaves `shared` NULL where no process of it uses the driver. */
 bool cuda_begin(struct cuda *cuda, const struct tree *tree, const struct args *args, cuda_wait wait,
                 void *data, struct kc_result *result);
 /* Halts the GPU's work of all processes, and has the driver copy its memory to theirs. When it fails it is
@@ -52,8 +53,8 @@ bool cuda_write_tasks(const struct cuda *cuda, int images);
 /* How many there are, 0 without such a file, -1 when it is not valid. */
 ssize_t cuda_read_tasks(int images, pid_t pids[CUDA_TASKS_MAX]);
 /* Gives the GPU back to the restored processes, which run (but for a held main thread). */
-bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, cuda_wait wait, void *data,
-                  struct kc_result *result);
+bool cuda_restore(const pid_t *pids, size_t count, const struct args *args, int images, cuda_wait wait,
+                  void *data, struct kc_result *result);
 
 /* The value `gpu` of `probe`; true when kernels with CUDA state can be saved, and a word about why not. */
 bool cuda_probe(struct json *json, struct kc_result *result);

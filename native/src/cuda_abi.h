@@ -37,8 +37,21 @@ struct cuda_lock_args {
     uint64_t reserved1[7];
 };
 
+/* Device memory of another process, of one GPU, as this process sees it until the operation is complete. */
+struct cuda_storage_part {
+    uint64_t address;
+    size_t size; /* bytes */
+    void *stream; /* of the primary context of that GPU */
+};
+
+struct cuda_storage_info {
+    void *operation;
+    struct cuda_storage_part *parts;
+    unsigned count;
+};
+
 struct cuda_checkpoint_args {
-    void **custom_storage; /* since 13.4 */
+    struct cuda_storage_info **custom_storage; /* since 13.4 */
     char reserved[56];
 };
 
@@ -56,7 +69,7 @@ struct cuda_restore_args {
     struct cuda_gpu_pair *pairs; /* since 13.0; every checkpointed GPU, when there are any */
     unsigned pair_count;
     unsigned padding;
-    void **custom_storage; /* since 13.4 */
+    struct cuda_storage_info **custom_storage; /* since 13.4 */
     char reserved[40];
 };
 

@@ -27,6 +27,32 @@ static void *find(void *library, get_proc_address lookup, const char *name, int 
     return dlsym(library, name);
 }
 
+/* Each in the version whose parameters are used here: later ones of the same names have others. */
+static bool bind_storage(void *library, get_proc_address lookup, struct cuda_driver *driver)
+{
+    const struct {
+        const char *name;
+        int version;
+        void *function;
+    } wanted[] = {
+        {"cuCheckpointOperationComplete", CUDA_CUSTOM_STORAGE_SINCE, &driver->complete},
+        {"cuStreamGetCtx", 9020, &driver->stream_context},
+        {"cuCtxSetCurrent", 4000, &driver->set_context},
+        {"cuCtxGetDevice", 2000, &driver->context_device},
+        {"cuMemcpyDtoHAsync", 3020, &driver->to_host},
+        {"cuMemcpyHtoDAsync", 3020, &driver->to_device},
+        {"cuStreamSynchronize", 2000, &driver->wait_stream},
+        {"cuMemHostRegister", 6050, &driver->pin},
+    };
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
+        void *found = find(library, lookup, wanted[i].name, wanted[i].version);
+        if (found == NULL)
+            return false;
+        memcpy(wanted[i].function, &found, sizeof(found));
+    }
+    return true;
+}
+
 static enum cuda_load bind(void *library, struct cuda_driver *driver)
 {
     get_proc_address lookup;
@@ -62,8 +88,7 @@ static enum cuda_load bind(void *library, struct cuda_driver *driver)
         memcpy(wanted[i].function, &found, sizeof(found));
     }
     driver->custom_storage =
-        driver->version >= CUDA_CUSTOM_STORAGE_SINCE &&
-        find(library, lookup, "cuCheckpointOperationComplete", CUDA_CUSTOM_STORAGE_SINCE) != NULL;
+        driver->version >= CUDA_CUSTOM_STORAGE_SINCE && bind_storage(library, lookup, driver);
     return CUDA_LOADED;
 }
 

@@ -25,6 +25,15 @@ struct cuda_driver {
     int (*checkpoint)(int pid, struct cuda_checkpoint_args *args);
     int (*restore)(int pid, struct cuda_restore_args *args);
     int (*unlock)(int pid, struct cuda_unlock_args *args);
+    /* Of custom storage; not to be called without. */
+    int (*complete)(void *operation);
+    int (*stream_context)(void *stream, void **context);
+    int (*set_context)(void *context);
+    int (*context_device)(int *device);
+    int (*to_host)(void *to, uint64_t from, size_t size, void *stream);
+    int (*to_device)(uint64_t to, const void *from, size_t size, void *stream);
+    int (*wait_stream)(void *stream);
+    int (*pin)(void *memory, size_t size, unsigned flags);
     void (*bind_nvml)(struct cuda_nvml *nvml); /* loads the management library; NULL: not here */
 };
 

@@ -13,11 +13,12 @@
 
 #include "caps.h"
 #include "cuda_find.h"
+#include "cuda_storage.h"
 #include "hostmem.h"
 #include "io.h"
 #include "procfs.h"
 
-enum { SOCKET = 3 };
+enum { SOCKET = 3, FOLDER = 4 };
 
 static const double stopped_limit = 60.0; /* seconds for a frozen tree to be thawed by the guard */
 
@@ -110,6 +111,26 @@ static bool has_room(void *data)
     return true;
 }
 
+/* The memory comes to the host: a process that is killed for want of it there is lost. */
+static bool check_host(void *data)
+{
+    const struct helper *helper = data;
+    struct cuda_shared *shared = helper->shared;
+    int64_t need = 0;
+    pid_t pid = 0;
+    for (size_t i = 0; i < shared->count; i++)
+        for (size_t k = 0; shared->tasks[i].found != CUDA_NONE && k < shared->gpu_count; k++) {
+            pid = shared->tasks[i].pid;
+            need += cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, pid);
+        }
+    int64_t there = need > 0 ? hostmem_available("", pid) : -1;
+    return there < 0 || need <= there ||
+           kc_fail(&shared->result, KC_NO_MEMORY,
+                   "The GPU's memory (%lld MiB) does not fit into the memory of the host, of which %lld "
+                   "MiB are free.",
+                   (long long)(need >> 20), (long long)(there >> 20));
+}
+
 /* What is asked of the helper ------------------------------------------------------------------- */
 
 static struct cuda_work work_of(struct helper *helper)
@@ -126,6 +147,8 @@ static struct cuda_work work_of(struct helper *helper)
                               .copy_timeout = shared->copy_timeout,
                               .retry_for = shared->retry_for,
                               .deadline = to_be_undone ? shared->deadline : 0.0,
+                              .folder = shared->folder > 0 ? FOLDER : 0,
+                              .host_room = check_host,
                               .step = tell,
                               .alive = is_alive,
                               .host_memory = host_memory,
@@ -197,23 +220,30 @@ static bool check_task(const struct helper *helper, const struct cuda_task *task
                            task->pid);
 }
 
-/* The memory comes to the host: a process that is killed for want of it there is lost. */
-static bool check_host(const struct helper *helper)
+/* Whether device memory goes into the folder: where the driver does that, and it has room for all of it. Without
+ * NVML's word on the processes, for all that the GPUs have. */
+static bool can_store(const struct helper *helper)
 {
     struct cuda_shared *shared = helper->shared;
-    int64_t need = 0;
-    pid_t pid = 0;
-    for (size_t i = 0; i < shared->count; i++)
-        for (size_t k = 0; shared->tasks[i].found != CUDA_NONE && k < shared->gpu_count; k++) {
-            pid = shared->tasks[i].pid;
-            need += cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, pid);
-        }
-    int64_t there = need > 0 ? hostmem_available("", pid) : -1;
-    return there < 0 || need <= there ||
-           kc_fail(&shared->result, KC_NO_MEMORY,
-                   "The GPU's memory (%lld MiB) does not fit into the memory of the host, of which %lld "
-                   "MiB are free.",
-                   (long long)(need >> 20), (long long)(there >> 20));
+    uint64_t need = 0;
+    uint64_t most = 0;
+    bool known = true;
+    if (shared->folder <= 0 || !helper->driver.custom_storage)
+        return false;
+    for (size_t k = 0; k < shared->gpu_count; k++)
+        most += shared->gpus[k].memory;
+    for (size_t i = 0; i < shared->count; i++) {
+        struct cuda_task *task = &shared->tasks[i];
+        if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
+            continue;
+        task->expected = 0;
+        for (size_t k = 0; k < shared->gpu_count; k++)
+            task->expected +=
+                cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, task->pid);
+        need += (uint64_t)task->expected;
+        known = known && task->expected > 0;
+    }
+    return cuda_storage_room(FOLDER, known ? need : most);
 }
 
 static bool check_tasks(const struct helper *helper)
@@ -222,7 +252,7 @@ static bool check_tasks(const struct helper *helper)
         if (helper->shared->tasks[i].found != CUDA_NONE &&
             !check_task(helper, &helper->shared->tasks[i]))
             return false;
-    return check_host(helper);
+    return true;
 }
 
 static bool check_map(struct cuda_shared *shared)
@@ -253,13 +283,21 @@ static void go(struct helper *helper)
         ask_nvml(helper);
         if (shared->mode == CUDA_UNPARK)
             cuda_tree_unpark(&work, &shared->result);
-        else if (check_tasks(helper))
+        else if (check_tasks(helper) && ((work.store = can_store(helper)) || check_host(helper)))
             cuda_tree_freeze(&work, &shared->lock_s, &shared->copy_s, &shared->result);
         if (shared->mode == CUDA_UNPARK)
             shared->return_s = io_now() - started;
         break;
     case CUDA_RESTORE:
-        if (check_map(shared) && cuda_tree_look(&work, true, &shared->result))
+        for (size_t i = 0; shared->folder > 0 && i < shared->count; i++) {
+            int has = cuda_storage_has(FOLDER, shared->tasks[i].pid);
+            shared->tasks[i].stored = has > 0;
+            if (has < 0)
+                kc_fail(&shared->result, KC_GPU_FAILED,
+                        "What is said of the GPU memory of process %d is not valid.",
+                        shared->tasks[i].pid);
+        }
+        if (shared->result.reason == KC_OK && check_map(shared) && cuda_tree_look(&work, true, &shared->result))
             thaw(helper);
         break;
     case CUDA_REPAIR:
@@ -298,7 +336,17 @@ static void go_alone(struct helper *helper)
     thaw(helper);
 }
 
-static void make_ordinary(int socket)
+/* Where they are may be the place of another. */
+static void take_files(int socket, int folder)
+{
+    int high = fcntl(socket, F_DUPFD_CLOEXEC, FOLDER + 1);
+    int other = folder > 0 ? fcntl(folder, F_DUPFD_CLOEXEC, FOLDER + 1) : -1;
+    if (dup2(high, SOCKET) != SOCKET || (folder > 0 && dup2(other, FOLDER) != FOLDER))
+        _exit(126);
+    sys_close_from(folder > 0 ? FOLDER + 1 : SOCKET + 1);
+}
+
+static void make_ordinary(int socket, int folder)
 {
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     setsid();
@@ -307,9 +355,7 @@ static void make_ordinary(int socket)
             signal(number, SIG_IGN);
     dup2(null, STDIN_FILENO);
     dup2(null, STDOUT_FILENO); /* that is for events */
-    if (socket != SOCKET)
-        dup2(socket, SOCKET);
-    sys_close_from(SOCKET + 1);
+    take_files(socket, folder);
     clearenv();
     setenv("PATH", "/usr/sbin:/usr/bin:/sbin:/bin", 1);
     setenv("LC_ALL", "C", 1);
@@ -325,7 +371,7 @@ __attribute__((noreturn)) static void serve(struct cuda_shared *shared, int sock
                                             enum cuda_load (*with)(struct cuda_driver *))
 {
     struct helper helper = {.shared = shared};
-    make_ordinary(socket);
+    make_ordinary(socket, shared->folder);
     bool loaded = load(&helper, with);
     for (;;) {
         char letter = 0;

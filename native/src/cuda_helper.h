@@ -25,6 +25,7 @@ struct cuda_shared {
     enum cuda_mode mode;
     pid_t root;
     double lock_timeout, copy_timeout, retry_for, deadline; /* see struct cuda_work */
+    int folder; /* of this program, for device memory; 0: none */
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     size_t pair_count;
     struct cuda_gpu_need needs[CUDA_GPUS_MAX]; /* of an unpark */

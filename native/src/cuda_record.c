@@ -66,6 +66,7 @@ void cuda_record(const struct cuda *cuda, struct json *json)
         json_int(json, "pid", task->pid);
         json_bool(json, "parked", task->parked);
         number(json, "memory_bytes", task->memory);
+        json_bool(json, "stored", task->stored);
         put_visible(json, task);
         json_close(json);
     }

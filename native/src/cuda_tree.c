@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda_storage.h"
 #include "io.h"
 
 static const double longest_short_call = 20.0; /* seconds for one that only asks or unlocks */
@@ -258,6 +259,18 @@ static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
             return too_late(result);
         if (!step(work, CUDA_OP_CHECKPOINT, task->pid, forward(work, work->copy_timeout)))
             return cancelled(result);
+        if (work->store && alive(work, task)) {
+            enum cuda_stored stored = cuda_storage_save(work, task, result);
+            if (stored == CUDA_STORE_FAILED)
+                return false;
+            task->copied = stored == CUDA_STORED;
+            if (task->copied)
+                continue;
+            /* This one, and what comes after it, in the way that needs room in the host. */
+            work->store = false;
+            if (work->host_room != NULL && !work->host_room(work->data))
+                return kc_fail(result, KC_NO_MEMORY, "%s", kc_reason_words(KC_NO_MEMORY));
+        }
         int64_t before = work->host_memory != NULL ? work->host_memory(task->pid) : -1;
         int error = checkpoint(work, task);
         if (error != CUDA_SUCCESS)
@@ -324,7 +337,8 @@ static bool look_again(struct cuda_work *work, const struct cuda_task *task, int
 static bool settled_state(struct cuda_work *work, const struct cuda_task *task, int *state,
                           struct kc_result *result)
 {
-    double deadline = io_now() + work->copy_timeout;
+    /* What is shown to a process that has ended, or has given up, hardly anything ends. */
+    double deadline = io_now() + (task->shown ? short_call(work) : work->copy_timeout);
     while (look_again(work, task, state, result)) {
         if (*state != CUDA_CHECKPOINTING && *state != CUDA_RESTORING)
             return true;
@@ -342,10 +356,11 @@ struct patience {
     double left; /* seconds */
 };
 
-static bool restore(struct cuda_work *work, const struct cuda_task *task, struct patience *patience,
+static bool restore(struct cuda_work *work, struct cuda_task *task, struct patience *patience,
                     struct kc_result *result)
 {
     double failed_at = 0.0;
+    struct cuda_storage_info *info = NULL;
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     struct cuda_restore_args args = {.pair_count = (unsigned)work->pair_count};
     int first = CUDA_SUCCESS;
@@ -353,14 +368,25 @@ static bool restore(struct cuda_work *work, const struct cuda_task *task, struct
         memcpy(pairs, work->pairs, work->pair_count * sizeof(pairs[0]));
         args.pairs = pairs;
     }
+    if (task->stored && !work->driver->custom_storage)
+        return kc_fail(result, KC_GPU_UNSUPPORTED,
+                       "The GPU memory of process %d was saved straight to the store, and the NVIDIA driver "
+                       "here cannot take it from there: that takes CUDA 13.4.",
+                       task->pid);
+    if (task->stored)
+        args.custom_storage = &info;
     for (;;) {
         step(work, CUDA_OP_RESTORE, task->pid,
              patience->within ? forward(work, work->copy_timeout) : work->copy_timeout);
+        task->shown = task->stored;
         int error = alive(work, task) ? work->driver->restore(task->pid, &args) : CUDA_SUCCESS;
         if (failed_at > 0.0)
             patience->left -= io_now() - failed_at;
-        if (error == CUDA_SUCCESS || !alive(work, task))
+        if (!alive(work, task) || (error == CUDA_SUCCESS && !task->stored))
             return true;
+        if (error == CUDA_SUCCESS && info != NULL)
+            return cuda_storage_load(work, task, info, result);
+        task->shown = false;
         failed_at = io_now();
         if (error != CUDA_ERROR_OUT_OF_MEMORY && first == CUDA_SUCCESS)
             return fail(result, work, KC_GPU_FAILED, error, task, "The GPU could not be taken again");
@@ -403,7 +429,7 @@ static bool restore_all(struct cuda_work *work, struct patience *patience, struc
     bool good = true;
     bool waited = false;
     for (size_t i = 0; i < *work->count; i++) {
-        const struct cuda_task *task = &work->tasks[i];
+        struct cuda_task *task = &work->tasks[i];
         if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
             continue;
         int state;

@@ -30,8 +30,11 @@ struct cuda_task {
     bool parked;       /* it was checkpointed before anything was done */
     bool locked, copied; /* a save has done so with it */
     bool visible_is_cut; /* CUDA_VISIBLE_DEVICES is longer */
+    bool shown;        /* its device memory is shown to a helper, which alone can end that */
+    bool stored;       /* its device memory is in the folder, not in its own memory */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
+    int64_t expected;  /* bytes of device memory that it has, at most; 0: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
 };
 
@@ -55,6 +58,10 @@ struct cuda_work {
     double copy_timeout; /* seconds that copying one process's memory may take */
     double retry_for;    /* seconds for GPUs without room to get some */
     double deadline;     /* when all that goes forward must be done, by io_now(); 0: never */
+    int folder;          /* where device memory is that is stored (cuda_storage.h); 0: nowhere */
+    bool store;          /* a checkpoint goes there, not into the processes */
+    /* Whether the host has room for it after all: where the folder cannot have it. NULL: not known. */
+    bool (*host_room)(void *data);
     /* Told before each driver call, which may take `limit` seconds. False: it is not wanted any more. */
     bool (*step)(void *data, enum cuda_op op, pid_t pid, double limit);
     /* Whether the task is the process that it was; NULL: always. */

@@ -255,7 +255,7 @@ static bool restore_gpu(struct restore *restore, const struct tree *tree)
                            "Process %d, which uses the GPU, did not come back.",
                            restore->gpu_tasks[i]);
     bool good = cuda_restore(restore->gpu_tasks, (size_t)restore->gpu_task_count, restore->args,
-                             wait_for, restore, &restore->result);
+                             restore->images, wait_for, restore, &restore->result);
     restore->gpu_took = io_now() - started;
     return good;
 }

@@ -173,3 +173,30 @@ def test_garbage_is_one_clear_error_or_nothing(garbage: bytes, framed: bool) -> 
             page_files(folder)
         except CkptError as error:
             assert error.reason == "state_damaged"
+
+
+def with_gpu_memory(folder: Path, parts: str, size: int) -> Path:
+    (folder / "gpu-memory-42.parts").write_text(parts)
+    with (folder / "gpu-memory-42").open("wb") as file:
+        file.truncate(size)
+    return folder
+
+
+def test_memory_of_each_gpu_has_addresses_of_its_own(tmp_path: Path) -> None:
+    """What grows on one GPU does not shift what is on the next."""
+    first = with_gpu_memory(tmp_path, f"GPU-a {PAGE}\nGPU-b {2 * PAGE}\n", 3 * PAGE)
+    before = page_files(first)["gpu-memory-42"]
+    assert (before.space, before.pid) == ("gpu-42", 42)
+    later = with_gpu_memory(tmp_path, f"GPU-a {2 * PAGE}\nGPU-b {2 * PAGE}\n", 4 * PAGE)
+    after = page_files(later)["gpu-memory-42"]
+    assert [segment[2] for segment in before.segments] == [segment[2] for segment in after.segments]
+    assert [segment[:2] for segment in after.segments] == [(0, 2 * PAGE), (2 * PAGE, 2 * PAGE)]
+    # What is not in whole pages is stored as any other file.
+    assert page_files(with_gpu_memory(tmp_path, "GPU-a 5\n", 5)) == {}
+
+
+@pytest.mark.parametrize("parts", ["GPU-a", "GPU-a x\n", "GPU-a -4096\n", "GPU-a 8192\n", ""])
+def test_a_list_of_gpu_memory_that_does_not_fit_is_damage(tmp_path: Path, parts: str) -> None:
+    with pytest.raises(CkptError) as caught:
+        page_files(with_gpu_memory(tmp_path, parts, PAGE))
+    assert caught.value.reason == "state_damaged"

@@ -26,6 +26,11 @@ def saved(*gpus: CudaGpu, need: int = 10 * GB, visible: str | None = None) -> Gp
     return GpuUse([CudaProcess(7, memory_bytes=need, visible=visible)], list(gpus))
 
 
+def stored(*gpus: CudaGpu) -> GpuUse:
+    """Memory that only the driver's custom storage brings back."""
+    return GpuUse([CudaProcess(7, memory_bytes=10 * GB, stored=True)], list(gpus))
+
+
 def old(letter: str, name: str = "H100", memory: int = 80 * GB) -> CudaGpu:
     return CudaGpu(f"GPU-{letter}", name, memory)
 
@@ -86,6 +91,7 @@ REFUSED: list[tuple[GpuUse, Inventory, str | None, str]] = [
     (saved(old("a")), node(new("a", mig=True)), None, "MIG is on"),
     (saved(old("a")), node(new("a"), driver="550.1"), None, "too old"),
     (saved(old("a")), node(new("a"), driver="575.1"), "580.95.05", "older than at the save"),
+    (stored(old("a")), node(new("a")), "580.95.05", "offer CUDA 13.4"),
     (saved(old("a")), node(new("b"), driver="575.1"), "575.1", "from 580 on"),
 ]
 

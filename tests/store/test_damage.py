@@ -373,6 +373,27 @@ def test_a_footer_cannot_fill_the_memory(tmp_path: Path) -> None:
         packs.close()
 
 
+def test_a_state_whose_gpu_memory_is_in_files_is_of_a_later_format(
+    store: StateStore, image: Path
+) -> None:
+    """Versions that would restore it without that memory refuse it; all others they read."""
+    formats = []
+    for entries in (
+        [{"pid": 7, "stored": True}],
+        [{"pid": 7, "stored": False}],
+        [{"pid": 7}],
+        None,
+    ):
+        with store.begin(KERNEL) as writer:
+            writer.add_tree(image)
+            meta = make_meta()
+            meta.gpu = None if entries is None else {"processes": entries}
+            record = writer.commit(meta)
+        formats.append(store.state(record.id).format)
+        store.delete(record.id)
+    assert formats == [3, 2, 2, 2]
+
+
 def test_state_of_a_newer_format(
     store: StateStore, save: Save, image: Path, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ static _Thread_local unsigned int depth;
 
 struct CUstream_st {
     unsigned int flags;
+    CUcontext context;
 };
 
 struct CUevent_st {
@@ -212,8 +213,37 @@ API CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
         LEAVE(CUDA_ERROR_INVALID_CONTEXT);
     *stream = calloc(1, sizeof(**stream));
     if (*stream)
-        (*stream)->flags = flags;
+        **stream = (struct CUstream_st){flags, current_context()};
     LEAVE(*stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+// A stream of the primary context of a GPU, which is made for it. With driver.mutex held.
+CUstream stream_of_gpu(int gpu)
+{
+    for (int device = 0; device < driver.visible_count; device++) {
+        struct CUctx_st *primary = &driver.primary[device];
+        if (driver.visible[device] != gpu)
+            continue;
+        if (primary->references == 0 && add_context(device) != CUDA_SUCCESS)
+            return NULL;
+        primary->gpu = gpu;
+        primary->primary = true;
+        primary->references++;
+        CUstream stream = calloc(1, sizeof(*stream));
+        if (stream)
+            stream->context = primary;
+        return stream;
+    }
+    return NULL;
+}
+
+API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    ENTER;
+    if (!stream || !context)
+        LEAVE(CUDA_ERROR_INVALID_VALUE);
+    *context = stream->context;
+    LEAVE(CUDA_SUCCESS);
 }
 
 API CUresult cuStreamDestroy_v2(CUstream stream)

@@ -76,6 +76,8 @@ CUresult device_receive(enum sim_op op, int gpu, uint64_t a, uint64_t b, void *o
 
 // The context that is current in this thread, or NULL.
 CUcontext current_context(void);
+// A new stream of a GPU's primary context, or NULL. With driver.mutex held.
+CUstream stream_of_gpu(int gpu);
 // The allocation that holds the whole range, or NULL. With driver.mutex held.
 struct allocation *find_allocation(CUdeviceptr address, uint64_t size);
 // Fresh addresses for that many bytes.

@@ -128,7 +128,7 @@ static CUresult map_devices(int pid, uint64_t token, CUcheckpointCustomStorageIn
         *view = (struct allocation){address, size, i, NULL, driver.allocations};
         driver.allocations = view;
         operation->devices[operation->info.deviceCount++] =
-            (CUcheckpointCustomStoragePerDeviceData){address, size, NULL};
+            (CUcheckpointCustomStoragePerDeviceData){address, size, stream_of_gpu(i)};
     }
     pthread_mutex_unlock(&driver.mutex);
     *out = &operation->info;

@@ -38,6 +38,7 @@ enum {
     X(cuStreamDestroy, cuStreamDestroy_v2, 4000)                      \
     X(cuStreamSynchronize, cuStreamSynchronize, 2000)                 \
     X(cuStreamQuery, cuStreamQuery, 2000)                             \
+    X(cuStreamGetCtx, cuStreamGetCtx, 9020)                           \
     X(cuEventCreate, cuEventCreate, 2000)                             \
     X(cuEventDestroy, cuEventDestroy_v2, 4000)                        \
     X(cuEventRecord, cuEventRecord, 2000)                             \
@@ -59,6 +60,7 @@ enum {
     X(cuMemHostAlloc, cuMemHostAlloc, 2020)                           \
     X(cuMemAllocHost, cuMemAllocHost_v2, 3020)                        \
     X(cuMemFreeHost, cuMemFreeHost, 2000)                             \
+    X(cuMemHostRegister, cuMemHostRegister_v2, 6050)                  \
     X(cuMemAllocManaged, cuMemAllocManaged, 6000)                     \
     X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010)                     \
     X(cuModuleLoadData, cuModuleLoadData, 2000)                       \
