@@ -12,6 +12,7 @@ import pytest
 from jupyter_gpu_ckpt.gpus.faults import GpuFaults
 from jupyter_gpu_ckpt.gpus.inventory import CudaGpu, CudaProcess, GpuUse
 from tests.harness.client import wait_for
+from tests.harness.gpus import here
 from tests.simgpu.simgpu import SimulatedMachine, gpu
 
 UUIDS = [gpu(number)["uuid"] for number in range(2)]
@@ -20,11 +21,8 @@ UUIDS = [gpu(number)["uuid"] for number in range(2)]
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedMachine]:
     """A machine on which this process is."""
-    here = SimulatedMachine(tmp_path / "machine", [gpu(0), gpu(1)])
-    for name, value in here.environment().items():
-        monkeypatch.setenv(name, value)
-    yield here
-    here.stop()
+    with here(tmp_path, monkeypatch, gpu(0), gpu(1)) as one:
+        yield one
 
 
 @pytest.fixture

@@ -17,24 +17,19 @@ from jupyter_gpu_ckpt.gpus import asking
 from jupyter_gpu_ckpt.gpus.asking import Asker
 from jupyter_gpu_ckpt.gpus.checks import checks
 from jupyter_gpu_ckpt.gpus.inventory import Inventory
+from tests.harness.gpus import here
 from tests.simgpu.simgpu import SimulatedMachine, gpu
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedMachine]:
     """A machine on which this process is."""
-    here = SimulatedMachine(
-        tmp_path / "machine",
-        [
-            gpu(0, name="NVIDIA L4", memory=24 << 20, persistence=True),
-            gpu(1, name="NVIDIA A100", memory=64 << 20, mig=True),
-        ],
-        driver="580.95.05",
-    )
-    for name, value in here.environment().items():
-        monkeypatch.setenv(name, value)
-    yield here
-    here.stop()
+    gpus = [
+        gpu(0, name="NVIDIA L4", memory=24 << 20, persistence=True),
+        gpu(1, name="NVIDIA A100", memory=64 << 20, mig=True),
+    ]
+    with here(tmp_path, monkeypatch, *gpus, driver="580.95.05") as one:
+        yield one
 
 
 def test_gpus_of_the_node(machine: SimulatedMachine) -> None:

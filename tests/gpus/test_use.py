@@ -14,8 +14,9 @@ from jupyter_gpu_ckpt.capture import gpu_use, procfs
 from jupyter_gpu_ckpt.capture.gpu_use import memory_on_gpus, of_tree
 from jupyter_gpu_ckpt.gpus import asking
 from jupyter_gpu_ckpt.gpus.inventory import Gpu, GpuProcess
+from tests.harness.gpus import here
 from tests.harness.node import REPOSITORY
-from tests.simgpu.simgpu import SimulatedMachine, gpu
+from tests.simgpu.simgpu import gpu
 
 HOLDER = """
 import sys
@@ -30,24 +31,21 @@ sys.stdin.read()
 @pytest.fixture
 def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """A process with 3 MiB on a GPU of the machine on which this one is, too."""
-    here = SimulatedMachine(tmp_path / "machine", [gpu(0)])
-    for name, value in here.environment().items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr(gpu_use, "inventory", asking.Asker().inventory)
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == b"holds\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-        here.stop()
+    with here(tmp_path, monkeypatch, gpu(0)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None and process.stdin is not None
+            assert process.stdout.readline() == b"holds\n"
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def _in_container(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.harness.client import KernelClient, wait_for
+import pytest
+
+from tests.harness.client import Client, KernelClient, wait_for
 from tests.harness.node import REPOSITORY, Node
 from tests.simgpu.simgpu import SimulatedMachine
 
@@ -56,6 +60,29 @@ class GpuNode(Node):
     def wait_free(self, gpu: int = 0) -> None:
         """Wait until nobody has memory of a GPU."""
         wait_for(f"GPU {gpu} is free", lambda: self.machine.used(gpu) == 0, 30)
+
+
+@contextlib.contextmanager
+def here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, Any], **settings: Any
+) -> Iterator[SimulatedMachine]:
+    """Let this process be on a machine with these GPUs."""
+    machine = SimulatedMachine(folder / "machine", gpus, **settings)
+    try:
+        for name, value in machine.environment().items():
+            monkeypatch.setenv(name, value)
+        yield machine
+    finally:
+        machine.stop()
+
+
+def end_all(client: Client, node: GpuNode) -> None:
+    """Let the driver work, end all kernels, and wait until the GPUs are free."""
+    node.machine.faults()
+    for one in client.get("api/kernels"):
+        client.delete(f"api/kernels/{one['id']}")
+    for number in range(len(node.machine.gpus)):
+        node.wait_free(number)
 
 
 def hold(kernel: KernelClient, mib: int = 1, ordinal: int = 0, name: str = "data") -> str:

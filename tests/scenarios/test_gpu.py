@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.client import API, ApiError, KernelClient, wait_for
-from tests.harness.gpus import GpuNode, checksum, hold
+from tests.harness.gpus import GpuNode, checksum, end_all, hold
 from tests.harness.server import Home, JupyterServer, shared_folder
 from tests.simgpu.simgpu import gpu
 
@@ -68,11 +68,7 @@ def kernel(server: JupyterServer, node: GpuNode, request: Any) -> Iterator[Kerne
     yield one
     if not node.alive:
         return
-    node.machine.faults()
-    for other in server.client.get("api/kernels"):
-        server.client.delete(f"api/kernels/{other['id']}")
-    node.wait_free(0)
-    node.wait_free(1)
+    end_all(server.client, node)
 
 
 def test_two_gpus_and_two_processes_come_back_here(
@@ -316,14 +312,16 @@ def test_a_node_dies_and_the_kernel_comes_back_on_other_gpus(
             assert client.get("api/kernels") == []
         second.machine.become(gpu(2), gpu(3))
         client.get(f"{API}doctor")
-        client.restore_lost(kernel.id)
+        # The one is chosen, the other is found.
+        chosen = {"gpu_map": {UUIDS[0]: UUIDS[3]}}
+        client.done(dict(client.post(f"{API}lost/{kernel.id}/restore", chosen)))
         back = client.connect(kernel.id)
         assert (checksum(back), checksum(back, name="other")) == (data, other)
-        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[2:]
+        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[:1:-1]
         # The other way round, by hand.
         said = command(there, second, "inspect", state_id)
         assert "GPU memory" in said and UUIDS[0] in said and UUIDS[1] in said
-        swapped = [f"--gpu-map={UUIDS[0]}={UUIDS[3]}", f"--gpu-map={UUIDS[1]}={UUIDS[2]}"]
+        swapped = [f"--gpu-map={UUIDS[0]}={UUIDS[2]}", f"--gpu-map={UUIDS[1]}={UUIDS[3]}"]
         command(there, second, "restore", state_id, *swapped)
         assert (checksum(back), checksum(back, name="other")) == (data, other)
-        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[:1:-1]
+        assert back.run("print(gpu_data.uuid, gpu_other.uuid)").split() == UUIDS[2:]

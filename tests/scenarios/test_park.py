@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.harness.client import API, ApiError, Client, KernelClient, wait_for
-from tests.harness.gpus import GpuNode, checksum, hold
+from tests.harness.gpus import GpuNode, checksum, end_all, hold
 from tests.harness.server import Home, JupyterServer, shared_folder
 from tests.simgpu.simgpu import gpu
 
@@ -38,12 +38,6 @@ def node(place: Path) -> Iterator[GpuNode]:
         yield one
 
 
-def ended(server: JupyterServer, node: GpuNode) -> None:
-    for one in server.client.get("api/kernels"):
-        server.client.delete(f"api/kernels/{one['id']}")
-    node.wait_free()
-
-
 @pytest.fixture(scope="module")
 def running(place: Path, node: GpuNode) -> Iterator[JupyterServer]:
     with JupyterServer(Home(place / "home"), node=node, config=CONFIG) as one:
@@ -53,8 +47,7 @@ def running(place: Path, node: GpuNode) -> Iterator[JupyterServer]:
 @pytest.fixture
 def server(running: JupyterServer, node: GpuNode) -> Iterator[JupyterServer]:
     yield running
-    node.machine.faults()
-    ended(running, node)
+    end_all(running.client, node)
 
 
 def begin(client: Client, kernel: KernelClient, what: str) -> dict[str, Any]:
@@ -283,7 +276,7 @@ def test_idle_kernels_make_room_where_that_is_allowed(place: Path, node: GpuNode
         busy.finish()
         assert waits.finish().error is None
         assert parked(client, third) is not None
-        ended(server, node)
+        end_all(client, node)
 
 
 def test_a_cell_that_gets_no_gpu_in_time_ends_with_an_error(place: Path, node: GpuNode) -> None:
@@ -301,4 +294,4 @@ def test_a_cell_that_gets_no_gpu_in_time_ends_with_an_error(place: Path, node: G
         assert now is not None and now["waiting"] is None
         client.delete(f"api/kernels/{second.id}")
         assert checksum(first, SIZE) == data
-        ended(server, node)
+        end_all(client, node)
