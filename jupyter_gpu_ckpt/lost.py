@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from jupyter_core.utils import ensure_async
@@ -114,9 +115,12 @@ class LostKernels:
             if lost.record.kernel_id not in self._keeper.kernel_manager
         ]
 
-    async def restore(self, kernel_id: str) -> models.Operation:
+    async def restore(
+        self, kernel_id: str, gpu_map: Mapping[str, str] | None = None
+    ) -> models.Operation:
         """Start bringing a lost kernel back from its newest state that is not known as damaged.
 
+        ``gpu_map``: which GPU (UUID) of this node stands for one of the save, where not any.
         ``unknown_kernel``, ``busy``.
         """
         self._keeper.check_free(kernel_id)
@@ -124,11 +128,11 @@ class LostKernels:
         replacements = self._keeper.hibernation.replacements
         replacement = replacements.enter(kernel_id)
         try:
-            return (await self._begin(kernel_id)).model
+            return (await self._begin(kernel_id, gpu_map)).model
         finally:
             replacements.leave(replacement, "It could not be begun.")
 
-    async def _begin(self, kernel_id: str) -> Run:
+    async def _begin(self, kernel_id: str, gpu_map: Mapping[str, str] | None = None) -> Run:
         keeper = self._keeper
         for lost in await self._found():
             if lost.record.kernel_id == kernel_id:
@@ -138,7 +142,9 @@ class LostKernels:
                     passed_over(state_id, CkptError("state_damaged", damage))
                     for state_id, damage in lost.damaged.items()
                 ]
-                return keeper.revive(lost.state, kernel_id, path, "lost", notes=notes)
+                return keeper.revive(
+                    lost.state, kernel_id, path, "lost", notes=notes, gpu_map=gpu_map
+                )
         raise unknown_kernel()
 
     async def dismiss(self, kernel_id: str) -> None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from jupyter_server.auth import authorized
 from tornado import web
 
 from .base import API, EmptyBody, GpuCkptHandler
+from .states import GpuMap
+
+
+class LostBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What ``POST /lost/{kernel_id}/restore`` takes."""
+
+    gpu_map: GpuMap = {}
 
 
 class LostHandler(GpuCkptHandler):
@@ -28,8 +36,8 @@ class LostRestoreHandler(GpuCkptHandler):
     async def post(self, kernel_id: str) -> None:
         """Start to restore a lost kernel from its newest state."""
         kernel_id = self.checked_id("kernel", kernel_id)
-        self.body(EmptyBody)
-        self.accepted(await self.keeper.lost.restore(kernel_id))
+        gpu_map = self.body(LostBody).gpu_map
+        self.accepted(await self.keeper.lost.restore(kernel_id, gpu_map))
 
 
 class LostDismissHandler(GpuCkptHandler):

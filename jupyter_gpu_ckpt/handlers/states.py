@@ -13,6 +13,8 @@ from ..models import RestoreMode
 from .base import API, EmptyBody, GpuCkptHandler
 
 GpuId = Annotated[str, msgspec.Meta(pattern="^GPU-[0-9a-fA-F-]{1,64}$")]
+#: Which GPU of this node stands for which of the save.
+GpuMap = Annotated[dict[GpuId, GpuId], msgspec.Meta(max_length=64)]
 
 
 class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -21,7 +23,7 @@ class RestoreBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     mode: RestoreMode = "rollback"
     path: Annotated[str, msgspec.Meta(max_length=4096)] | None = None
     take_over: bool = False
-    gpu_map: Annotated[dict[GpuId, GpuId], msgspec.Meta(max_length=64)] = {}
+    gpu_map: GpuMap = {}
 
 
 class MarkBody(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -371,12 +371,10 @@ export class KernelStateAPI {
     return this._get('/lost');
   }
 
-  restoreLost(kernelId: string): Promise<IOperation> {
-    return this._send(
-      'POST',
-      `/lost/${encodeURIComponent(kernelId)}/restore`,
-      {}
-    );
+  restoreLost(kernelId: string, gpuMap: GpuMap): Promise<IOperation> {
+    return this._send('POST', `/lost/${encodeURIComponent(kernelId)}/restore`, {
+      gpu_map: gpuMap
+    });
   }
 
   dismissLost(kernelId: string): Promise<void> {

@@ -2,7 +2,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { ServiceManager } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import type { ILostKernel, KernelStateAPI } from './api';
+import type { GpuMap, ILostKernel, KernelStateAPI } from './api';
 import { showLostDialog } from './dialogs/lost';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
@@ -94,20 +94,27 @@ export class LostKernels {
   private async _ask(kernels: ILostKernel[]): Promise<void> {
     // Remembered before the answer: an event must not open a second prompt.
     kernels.forEach(kernel => this._asked.add(kernel.kernel_id));
-    const choice = await showLostDialog(kernels, this._options.trans);
+    const { api, trans } = this._options;
+    const read = (stateId: string) => api.state(stateId);
+    const choice = await showLostDialog(kernels, read, trans);
     if (choice?.action === 'restore') {
-      await Promise.all(choice.kernels.map(kernel => this._restore(kernel)));
+      const { gpuMaps } = choice;
+      await Promise.all(
+        choice.kernels.map(kernel =>
+          this._restore(kernel, gpuMaps.get(kernel.kernel_id) ?? {})
+        )
+      );
     } else if (choice?.action === 'dismiss') {
       await Promise.all(choice.kernels.map(kernel => this._dismiss(kernel)));
     }
   }
 
-  private async _restore(kernel: ILostKernel): Promise<void> {
+  private async _restore(kernel: ILostKernel, gpuMap: GpuMap): Promise<void> {
     const { api, model, notices, openPath, pages, serviceManager, trans } =
       this._options;
     let operation;
     try {
-      operation = await api.restoreLost(kernel.kernel_id);
+      operation = await api.restoreLost(kernel.kernel_id, gpuMap);
     } catch (error) {
       this._asked.delete(kernel.kernel_id);
       notices.error(

@@ -14,6 +14,7 @@ from jupyter_gpu_ckpt.handlers import default_handlers
 from jupyter_gpu_ckpt.handlers.endings import EndingBody
 from jupyter_gpu_ckpt.handlers.gc import GcBody
 from jupyter_gpu_ckpt.handlers.kernels import SaveBody
+from jupyter_gpu_ckpt.handlers.lost import LostBody
 from jupyter_gpu_ckpt.handlers.states import MarkBody, RestoreBody
 from jupyter_gpu_ckpt.handlers.unknown import UnknownPathHandler
 from tests.server import spec
@@ -80,6 +81,7 @@ def test_schemas_agree_with_the_models() -> None:
         models.Contents,
         EndingBody,
         SaveBody,
+        LostBody,
         MarkBody,
         RestoreBody,
         GcBody,

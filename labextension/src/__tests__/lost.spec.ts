@@ -1,7 +1,7 @@
 import { Dialog } from '@jupyterlab/apputils';
 import { nullTranslator } from '@jupyterlab/translation';
 
-import type { ILostKernel } from '../api';
+import type { ILostKernel, ISavedGpus } from '../api';
 import { showLostDialog } from '../dialogs/lost';
 import { aConnection, aState, until } from './fixtures';
 
@@ -36,6 +36,7 @@ describe('the prompt for lost kernels', () => {
         aLost('K1', { server: 'train' }),
         aLost('K2', { state: aState({ outside }), damaged: ['S9'] })
       ],
+      async id => aState({ id }),
       trans
     );
     await until(() => document.querySelector('[data-kernel-id]') !== null);
@@ -57,6 +58,65 @@ describe('the prompt for lost kernels', () => {
     const { action, kernels } = (await choice)!;
     expect(action).toBe('restore');
     expect(kernels.map(kernel => kernel.kernel_id)).toEqual(['K1', 'K2']);
+    Dialog.flush();
+  });
+
+  it('lets the user choose GPUs, where there is a choice', async () => {
+    const gpus = (names: string[]): ISavedGpus => ({
+      memory: 1,
+      gpus: [
+        {
+          uuid: 'GPU-a',
+          name: 'H100',
+          memory: 80_000_000_000,
+          used: true,
+          choices: names.map((uuid, index) => ({
+            index,
+            uuid,
+            name: 'H100',
+            free: 79_000_000_000
+          }))
+        }
+      ]
+    });
+    const found: Record<string, string[]> = {
+      S1: ['GPU-0', 'GPU-1'],
+      S2: ['GPU-0']
+    };
+    const read = jest.fn(async (id: string) => {
+      if (id === 'S3') {
+        throw new Error('away');
+      }
+      return aState({ id, gpu: gpus(found[id]) });
+    });
+    const gpu = gpus([]);
+    const choice = showLostDialog(
+      [
+        aLost('K0', {}),
+        ...[1, 2, 3].map(n =>
+          aLost(`K${n}`, { state: aState({ id: `S${n}`, gpu }) })
+        )
+      ],
+      read,
+      trans
+    );
+    await until(() => document.querySelector('.jp-Dialog select') !== null);
+    expect(read.mock.calls.flat()).toEqual(['S1', 'S2', 'S3']);
+    const selects =
+      document.querySelectorAll<HTMLSelectElement>('.jp-Dialog select');
+    expect(selects).toHaveLength(1);
+    const [select] = selects;
+    expect(select.closest('[data-kernel-id]')).toHaveProperty(
+      'dataset.kernelId',
+      'K1'
+    );
+    // Its label is its own, not the check box's.
+    expect(select.labels[0].textContent).toContain('Restore onto GPU');
+    select.value = 'GPU-1';
+    select.dispatchEvent(new Event('change', { bubbles: true }));
+    document.querySelector<HTMLElement>('.jp-gpu-ckpt-restore-lost')!.click();
+    const { gpuMaps } = (await choice)!;
+    expect([...gpuMaps]).toEqual([['K1', { 'GPU-a': 'GPU-1' }]]);
     Dialog.flush();
   });
 });

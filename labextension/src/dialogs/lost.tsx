@@ -3,9 +3,10 @@ import { Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import type { ILostKernel } from '../api';
+import type { GpuMap, ILostKernel, ISavedGpus, IState } from '../api';
 import { formatAge, formatName, formatSize } from '../format';
 import { CheckedBody } from './checked';
+import { StateGpus } from './gpus';
 import { namedDialog } from './named';
 import type { IOutsideProps } from './outside';
 import { StateOutside, closedLine, hasOutside } from './outside';
@@ -14,16 +15,46 @@ import { reasonText } from './states';
 export interface ILostChoice {
   action: 'restore' | 'dismiss';
   kernels: ILostKernel[];
+  /** The GPUs that are chosen, by kernel. */
+  gpuMaps: ReadonlyMap<string, GpuMap>;
 }
+
+/** Reads a state with the GPUs that can stand for its own; may reject. */
+type ReadState = (stateId: string) => Promise<IState>;
 
 class LostBody extends CheckedBody {
   constructor(
     private readonly _kernels: ILostKernel[],
+    read: ReadState,
     private readonly _trans: TranslationBundle
   ) {
     super();
     this.addClass('jp-gpu-ckpt-LostBody');
     this._checked = new Set(_kernels.map(kernel => kernel.kernel_id));
+    for (const { kernel_id, state } of _kernels) {
+      if (state.gpu) {
+        void this._readGpus(kernel_id, () => read(state.id));
+      }
+    }
+  }
+
+  /** The GPUs that are chosen, by kernel. */
+  readonly gpuMaps = new Map<string, GpuMap>();
+
+  /** Lists do not say which GPUs can stand for a state's. */
+  private async _readGpus(
+    kernelId: string,
+    read: () => Promise<IState>
+  ): Promise<void> {
+    try {
+      const { gpu } = await read();
+      if (gpu && !this.isDisposed) {
+        this._gpus.set(kernelId, gpu);
+        this.update();
+      }
+    } catch {
+      // It can be restored without a choice, and says itself what is wrong.
+    }
   }
 
   get selected(): ILostKernel[] {
@@ -111,12 +142,26 @@ class LostBody extends CheckedBody {
             </span>
           )}
         </label>
+        {this._checked.has(kernel_id) && (
+          <div className="jp-gpu-ckpt-item-gpus">
+            <StateGpus
+              gpu={this._gpus.get(kernel_id) ?? null}
+              chosen={this.gpuMaps.get(kernel_id) ?? {}}
+              onChoose={chosen => {
+                this.gpuMaps.set(kernel_id, chosen);
+                this.update();
+              }}
+              trans={trans}
+            />
+          </div>
+        )}
         <ItemOutside outside={state.outside} trans={trans} />
       </li>
     );
   }
 
   private _checked: Set<string>;
+  private _gpus = new Map<string, ISavedGpus>();
 }
 
 /** What of a lost kernel will not come back with it. */
@@ -131,15 +176,16 @@ function ItemOutside(props: IOutsideProps): JSX.Element | null {
 }
 
 /**
- * Ask which lost kernels to restore.
+ * Ask which lost kernels to restore, and onto which GPUs where there is a choice.
  *
  * @returns what the user chose, `null` for "not now"
  */
 export async function showLostDialog(
   kernels: ILostKernel[],
+  read: ReadState,
   trans: TranslationBundle
 ): Promise<ILostChoice | null> {
-  const body = new LostBody(kernels, trans);
+  const body = new LostBody(kernels, read, trans);
   const result = await namedDialog(trans.__('Restore Lost Kernels'), {
     body,
     buttons: [
@@ -165,5 +211,7 @@ export async function showLostDialog(
   }).launch();
 
   const action = result.button.actions[0] as 'restore' | 'dismiss' | undefined;
-  return action ? { action, kernels: body.selected } : null;
+  return action
+    ? { action, kernels: body.selected, gpuMaps: body.gpuMaps }
+    : null;
 }
