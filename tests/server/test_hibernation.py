@@ -30,6 +30,8 @@ def events(server: JupyterServer) -> EventStream:
 
 def hibernate(api: Api, kernel: KernelClient) -> str:
     """Hibernate a kernel; return the state that it wakes from."""
+    # The server hears of a cell's end a moment after its page.
+    wait_for("it is idle", lambda: state_of(api, kernel) == "idle", 30)
     return str(api.done(f"/kernels/{kernel.id}/hibernate")["state_id"])
 
 

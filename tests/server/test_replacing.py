@@ -152,6 +152,7 @@ def test_widgets_that_there_was_no_room_for_are_told_of(home: Home) -> None:
         for how in ("roll back", "wake"):
             operations = [roll_back(server, state)] if how == "roll back" else []
             if how == "wake":
+                wait_for("idle", lambda: server.client.get(about)["execution_state"] == "idle", 30)
                 server.client.done(server.client.post(f"{about}/hibernate"))
             for n in range(5):
                 kernel.send("shell", "comm_msg", {"comm_id": widget, "data": {"n": n}})
