@@ -110,6 +110,10 @@ class Client:
 
     # --- this project's own API ---------------------------------------------------------
 
+    def wait_state(self, kernel_id: str, state: str, *, timeout: float = 30) -> None:
+        """Wait until the server says so of a kernel; it hears of it a moment after others do."""
+        wait_for(f"it is {state}", lambda: self.execution_state(kernel_id) == state, timeout)
+
     def save(self, kernel: KernelClient | str, *, timeout: float = 60, **body: Any) -> Message:
         """Save a kernel's state and return the finished operation; fail unless it is done."""
         return self.done(self.begin_save(kernel, **body), timeout)

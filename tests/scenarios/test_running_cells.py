@@ -77,7 +77,7 @@ def test_a_counting_cell_goes_on_from_the_saved_value(server: JupyterServer) -> 
     replies = kernel.answers(cell.msg_id, "execute_reply")
     assert [reply["content"]["status"] for reply in replies] == ["ok"]
     assert replies[0]["content"]["execution_count"] == 2
-    assert client.execution_state(kernel.id) == "idle"
+    client.wait_state(kernel.id, "idle")
     following = kernel.execute("print(i)")
     assert following.text == f"{LINES - 1}\n"
     assert following.reply is not None and following.reply["execution_count"] == 4
@@ -99,7 +99,7 @@ def test_a_cell_that_waits_for_input_still_takes_it(server: JupyterServer) -> No
     assert cell.text == "Hello Ada\n"
     assert cell.reply is not None and cell.reply["status"] == "ok"
     assert kernel.run("print(name)") == "Ada"
-    assert client.execution_state(kernel.id) == "idle"
+    client.wait_state(kernel.id, "idle")
 
 
 def test_a_cell_started_after_the_save_is_reported_as_lost(server: JupyterServer) -> None:
@@ -118,7 +118,7 @@ def test_a_cell_started_after_the_save_is_reported_as_lost(server: JupyterServer
     assert event["in_flight_msg_id"] is None
     assert late.reply is None
     assert kernel.run("print(x + 1)") == "42"
-    assert client.execution_state(kernel.id) == "idle"
+    client.wait_state(kernel.id, "idle")
 
 
 def test_a_restored_cell_can_be_interrupted(server: JupyterServer) -> None:

@@ -37,7 +37,7 @@ def test_saves_tell_what_the_kernel_was_doing(server: JupyterServer, start: Star
     server.client.restore(states["busy"]["id"])
     event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert (event["in_flight_msg_id"], event["cause"]) == (cell.msg_id, "user")
-    assert server.client.execution_state(kernel.id) == "busy"
+    server.client.wait_state(kernel.id, "busy")
     server.client.post(f"api/kernels/{kernel.id}/interrupt")
     wait_for("idle again", lambda: server.client.execution_state(kernel.id) == "idle", 20)
 

@@ -96,7 +96,7 @@ def test_goes_on_over_the_same_connection(
         if m["header"]["msg_type"] == "status"
     ]
     assert not {"restarting", "autorestarting", "dead"} & set(states)
-    assert server.client.execution_state(kernel.id) == "idle"
+    server.client.wait_state(kernel.id, "idle")
 
 
 def test_history_goes_on_after_many_lines_of_another_life(
