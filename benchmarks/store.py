@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from benchmarks.report import Row, criu
 from jupyter_gpu_ckpt.capture.pagemap import page_files
 from jupyter_gpu_ckpt.store import Layout, StateMeta, StateStore
 from tests.harness.client import wait_for
+from tests.harness.memory import peak_memory
 
 KERNEL = "bench"
 OWNER = "bench"
@@ -167,7 +167,7 @@ def _child(*arguments: str | Path) -> dict[str, float]:
 def main(what: str, root: Path, folder: Path | None = None) -> None:
     """Do one thing with the store and print its figures."""
     store = StateStore(root, OWNER)
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    base = peak_memory()
     stored = 0
     began = time.perf_counter()
     if what == "save":
@@ -196,7 +196,7 @@ def main(what: str, root: Path, folder: Path | None = None) -> None:
                         for _piece in pieces:
                             pass
     seconds = time.perf_counter() - began
-    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10) - base
+    peak = peak_memory() - base
     print(json.dumps({"seconds": seconds, "peak": float(peak), "bytes": float(stored)}))
 
 

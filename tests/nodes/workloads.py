@@ -79,6 +79,7 @@ def work():
         n += 1
         time.sleep(.01)
 threading.Thread(target=work, daemon=True).start()
+time.sleep(.2)
 """,
         """
 a, deadline = n, time.monotonic() + 20
@@ -99,6 +100,7 @@ async def tick():
         k += 1
         await asyncio.sleep(.01)
 task = asyncio.ensure_future(tick())
+await asyncio.sleep(.1)
 """,
         """
 a = k
@@ -181,7 +183,7 @@ print(got)
         "from dask.distributed import Client, LocalCluster\n"
         "cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None)\n"
         "c = Client(cluster); first = c.submit(sum, [1, 2]).result(timeout=60)",
-        "print(c.submit(sum, [3, 4]).result(timeout=60))",
+        "print(c.submit(sum, [3, 4]).result(timeout=20))",
         "7",
     ),
     Workload(
@@ -264,8 +266,7 @@ selector = selectors.DefaultSelector(); selector.register(d, selectors.EVENT_REA
         "outside_tcp",
         f"import socket\nc = socket.create_connection(('127.0.0.1', {ECHO_PORT}))\n"
         "c.sendall(b'x'); assert c.recv(1) == b'x'",
-        "try:\n    c.sendall(b'x'); print('open' if c.recv(1) else 'closed')\n"
-        "except OSError:\n    print('closed')",
+        "try:\n    c.sendall(b'x'); c.recv(1); print('open')\nexcept OSError:\n    print('closed')",
         "closed",
     ),
     Workload(

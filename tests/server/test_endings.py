@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from tests.harness.client import wait_for
+from tests.harness.contents import SLOW
 from tests.harness.node import REPOSITORY, Node
 from tests.harness.server import Home, JupyterServer, shared_folder
 from tests.server.rest import Api
@@ -191,16 +193,55 @@ def test_a_culled_kernel_is_saved_first_and_offered(home: Home) -> None:
         assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
 
 
+#: A node's clock that is an hour fast, for every Python there.
+FAST = "import time\n_right = time.time\ntime.time = lambda: _right() + 3600\n"
+
+
+def test_who_comes_back_while_the_culler_looks_at_the_notebook_keeps_the_kernel(home: Home) -> None:
+    """Also where nothing of it would have been saved."""
+    config = CULLER | {
+        "ServerApp": {"contents_manager_class": "tests.harness.contents.Slow"},
+        "AutoSave": {"before_cull": False},
+    }
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    (home.notebooks / SLOW).touch()
+    with JupyterServer(home, config=config, environment=environment) as server:
+        kernel = server.client.start(home.add_notebook("book.ipynb"))
+        wait_for("it is looked at", lambda: "Slow: book.ipynb" in server.log(), 30)
+        assert kernel.run("import time; time.sleep(3); print(6 * 7)") == "42"
+
+
+def test_contents_that_keep_the_server_waiting_do_not_take_the_time_of_last_saves(
+    home: Home,
+) -> None:
+    config = {
+        "ServerApp": {"contents_manager_class": "tests.harness.contents.Blocking"},
+        "AutoSave": {"shutdown_deadline": 10.0},
+    }
+    environment = {"PYTHONPATH": str(REPOSITORY)}
+    with JupyterServer(home, config=config, environment=environment) as server:
+        kernels = [server.client.start(home.add_notebook(f"{n}.ipynb")) for n in range(4)]
+        for kernel in kernels:
+            kernel.run("x = 41")
+            server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")
+        (home.notebooks / SLOW).touch()
+        server.stop()
+        assert "Slow: 0.ipynb" in server.log()
+        assert "Saved 4 of 4 kernels" in server.log()
+
+
 @pytest.mark.root
 def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over() -> None:
     config = {"GpuCkpt": {"lease_interval": 0.5, "lease_ttl": 3.0}}
     with shared_folder("fence") as shared:
         home = Home(shared / "home")
+        (shared / "sitecustomize.py").write_text(FAST)
+        fast = {"PYTHONPATH": str(shared)}
         with (
             Node("node-a", [shared]) as a,
             Node("node-b", [shared]) as b,
             JupyterServer(home, node=a, config=config) as one,
-            JupyterServer(home, node=b, config=config) as other,
+            JupyterServer(home, node=b, config=config, environment=fast) as other,
         ):
             kernel = one.client.start(home.add_notebook("book.ipynb"))
             kernel.run("x = 41")
@@ -210,6 +251,11 @@ def test_a_server_that_was_frozen_ends_its_copy_of_a_kernel_that_was_taken_over(
             # Taken over on purpose: the other end lets go before it begins here.
             other.client.restore(state, take_over=True)
             told.wait_for("kernel", action="fenced", kernel_id=kernel.id)
+            clocks = other.client.start()
+            ahead = float(clocks.run("import time; print(time.time())")) - time.time()
+            assert ahead > 3500, "the nodes' clocks differ"
+            clocks.close()
+            other.client.delete(f"api/kernels/{clocks.id}")
             assert other.client.connect(kernel.id).run("print(x + 1)") == "42"
             wait_for(
                 "its copy is ended",
