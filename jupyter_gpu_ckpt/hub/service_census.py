@@ -136,8 +136,12 @@ class Census:
 
     def known(self) -> list[UserReport]:
         """What is known of all users at this moment."""
-        reports = [self._report(name) for name in sorted(self._stores)]
-        # Of those whom the hub has deleted there may be a folder, and nothing in it.
+        # Of those whom the hub has deleted there may be a folder, and nothing in it: until that
+        # was looked into, it stands for nobody.
+        names = (
+            name for name in self._stores if name in self._reports or not self._is_deleted(name)
+        )
+        reports = [self._report(name) for name in sorted(names)]
         return [one for one in reports if not one.deleted or one.states or one.problem]
 
     async def one(self, person: Person) -> UserReport:

@@ -232,11 +232,22 @@ class Catalog(KernelStore):
         check_state_id(state_id)
         owner = self._open()
         if owner is not None:
+            closed: OSError | None = None
             with translated(READING):
                 for kernel in owner.kernel_folders():
                     path = kernel / "states" / f"{state_id}.json"
-                    if os.path.lexists(path):
-                        return owner, path
+                    try:
+                        path.lstat()
+                    except (FileNotFoundError, NotADirectoryError):
+                        continue
+                    except OSError as error:
+                        if not is_of_one_file(error):
+                            raise
+                        closed = error  # it may be in this one, if in no other
+                        continue
+                    return owner, path
+                if closed is not None:
+                    raise closed
         raise unknown_state()
 
     def _body(self, state_id: str) -> tuple[OwnerStore, Body]:

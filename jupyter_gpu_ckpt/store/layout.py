@@ -71,8 +71,10 @@ def begun(state_id: str) -> datetime:
     ValueError
         It says a time that there never was.
     """
-    when = datetime.strptime(state_id.partition("-")[0], "%Y%m%dT%H%M%SZ")
-    return when.replace(tzinfo=timezone.utc)
+    # Not by strptime, whose module is looked for at its first use: a server that has become
+    # another user may not find it any more.
+    parts = [state_id[at : at + 2] for at in (4, 6, 9, 11, 13)]
+    return datetime(int(state_id[:4]), *map(int, parts), tzinfo=timezone.utc)
 
 
 def check_state_id(state_id: str) -> str:

@@ -316,7 +316,7 @@ static void test_the_longest_record(void)
     shared.count = CUDA_TASKS_MAX;
     shared.gpu_count = CUDA_GPUS_MAX;
     for (size_t i = 0; i < CUDA_TASKS_MAX; i++) {
-        shared.tasks[i].parked = false;
+        shared.tasks[i].parked = shared.tasks[i].stored = false; /* no text */
         shared.tasks[i].pid = INT_MAX;
         shared.tasks[i].memory = INT64_MAX;
     }
