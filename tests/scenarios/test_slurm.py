@@ -70,7 +70,10 @@ def test_the_next_job_goes_on_where_the_last_one_was_killed(home: Home) -> None:
         job, client = submit(slurm, home, 1)
         kernel = client.start(home.add_notebook("train.ipynb"))
         mark = kernel.run("import os, time; epochs = []; mark = os.urandom(8).hex(); print(mark)")
-        kernel.begin("while True: epochs.append(len(epochs)); time.sleep(0.05)")
+        kernel.begin(
+            "while True:\n  epochs.append(len(epochs)); print(len(epochs), flush=True)\n"
+            "  time.sleep(.05)"
+        )
         wait_for("it trains", lambda: client.execution_state(kernel.id) == "busy", 20)
         events = client.events()
         # The limit is some minutes. It is made shorter, as administrators do, so that the
@@ -94,11 +97,20 @@ def test_the_next_job_goes_on_where_the_last_one_was_killed(home: Home) -> None:
         # Nobody asked for it; the loop goes on, from where it was.
         wait_for("it trains again", lambda: client.execution_state(kernel.id) == "busy", 20)
         back = client.connect(kernel.id, channel="control")
+
+        def counted() -> list[int]:
+            said = [m for m in back.messages if m["header"]["msg_type"] == "stream"]
+            return [int(number) for m in said for number in m["content"]["text"].split()]
+
+        wait_for("it counts", lambda: len(counted()) > 2, 20)
+        went_on = counted()
+        assert went_on[0] > 20 and went_on == list(range(went_on[0], went_on[-1] + 1))
         client.post(f"api/kernels/{kernel.id}/interrupt")
         wait_for("it is idle", lambda: client.execution_state(kernel.id) == "idle", 20)
         assert back.run("print(mark)") == mark
         assert (
-            back.run("print(len(epochs) > 20, epochs == list(range(len(epochs))))") == "True True"
+            back.run(f"print(len(epochs) >= {went_on[-1]}, epochs == list(range(len(epochs))))")
+            == "True True"
         )
         states = client.states(kernel=kernel.id)
         assert "preemption" in [state["reason"] for state in states]
