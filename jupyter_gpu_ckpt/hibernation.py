@@ -149,6 +149,7 @@ class Hibernation:
             self._forget(sleeper)
             kernel.provisioner.end_restore(token)
             raise failure from error
+        keeper.ability.faults.gone(kernel_id)
         # A restart meanwhile has made another process of it.
         kernel.is_hibernated = self._sleepers.get(kernel_id) is sleeper
         await keeper.leases.renew(kernel)

@@ -356,6 +356,7 @@ class Keeper(GpuCkpt):
 
     def _on_started(self, kernel: TrackedKernel) -> None:
         self.policies.kernel_started(kernel)
+        self.ability.faults.gone(kernel.kernel_id)  # what the process before had on GPUs
         self.hibernation.unheard.started(kernel)
 
         async def register() -> None:
@@ -367,9 +368,11 @@ class Keeper(GpuCkpt):
         self.in_background(register())
 
     def _on_died(self, kernel: TrackedKernel) -> bool:
-        if self._stopping.is_set() or not self.restore_on_death:
-            return False
-        return self._deaths.kernel_died(kernel)
+        may = self.restore_on_death and not self._stopping.is_set()
+        is_restored = may and self._deaths.kernel_died(kernel)
+        if not is_restored:
+            self.ability.faults.gone(kernel.kernel_id)
+        return is_restored
 
     def _on_stopping(self, kernel_id: str) -> None:
         self.hibernation.stopping(kernel_id)

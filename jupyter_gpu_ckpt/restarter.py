@@ -63,9 +63,8 @@ class DeathRestorer:
                 return  # the roll-back brought the kernel back, or its user restarted it
             path = (await keeper.sessions.paths()).get(kernel.kernel_id)
             reason = keeper.ability.faults.reason(kernel.kernel_id)
-            told = []
-            if reason is not None:
-                told = [f"{reason.words}{': restored on another GPU' if reason.lost else ''}."]
+            # That a GPU is lost is told by the restore, which knows whether another one was used.
+            told = [f"{reason.words}."] if reason is not None and reason.lost is None else []
 
             async def work(run: Run) -> OperationResult:
                 return await self._first_whole(run, kernel, state_ids, token, told)

@@ -366,7 +366,8 @@ class Restore:
 
     def _result(self, run: Run) -> OperationResult:
         kernel_id = run.model.kernel_id
-        self._keeper.ability.faults.uses(kernel_id, gpu_use(self._record), self._gpu_map)
+        faults, use = self._keeper.ability.faults, gpu_use(self._record)
+        self._warnings += faults.restored(kernel_id, use, self._gpu_map)
         kept = self._keeper.hibernation.kept(kernel_id)
         self._warnings += left_out(kept, kernel_id, self._keeper.log)
         message = "\n".join(self._warnings) or None

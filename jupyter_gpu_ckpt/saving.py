@@ -151,7 +151,9 @@ class Save:
                 raise
         if self._kernel.provisioner.supervisor is self._supervisor:
             self._kernel.policy.saved(record.id)
-            self._keeper.ability.faults.uses(self._kernel.kernel_id, dump.gpu)
+            kernel_id = self._kernel.kernel_id
+            if self._keeper.tracker.get(kernel_id) is self._kernel:  # not shut down meanwhile
+                self._keeper.ability.faults.saved(kernel_id, dump.gpu, began)
         await self._keeper.leases.renew(self._kernel)
         self._keeper.in_background(self._keeper.tidying.apply())
         warnings = [*record.meta.warnings, *self._gpu_back(run, dump, record)]

@@ -43,6 +43,11 @@ def driver_present() -> bool:
         return False
 
 
+def command(program: Path) -> list[str]:
+    """How a program is run that talks to the driver: it finds modules where the server does."""
+    return [sys.executable, "-I", "-S", str(program), *filter(None, sys.path)]
+
+
 class Asker:
     """Asks, and remembers the answer; may be used by several threads.
 
@@ -84,10 +89,9 @@ class Asker:
         if self._stuck is not None and self._stuck.poll() is None:
             return Inventory(error="The NVIDIA driver does not answer.")
         self._stuck = None
-        command = [sys.executable, "-I", "-S", str(_PROGRAM), *filter(None, sys.path)]
         try:
             process = subprocess.Popen(
-                command,
+                command(_PROGRAM),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

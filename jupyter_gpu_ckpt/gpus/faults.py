@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -19,13 +18,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from .asking import driver_present
+from .asking import command, driver_present
 from .fit import in_use
 from .inventory import GpuUse
 
 #: Seconds before a kernel's death within which an error counts as its reason.
 _RECENT: Final = 60.0
 _LOST: Final = 79
+#: Seconds between two looks whether the program before has ended.
+_LOOK: Final = 1.0
 _PROGRAM: Final = Path(__file__).with_name("xids.py")
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -52,10 +53,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Reason(NamedTuple):
-    """Why a kernel may have died, as half a sentence; ``lost``: that GPU works no more."""
+    """Why a kernel may have died, as half a sentence; ``lost``: the GPU (UUID) that has gone."""
 
     words: str
-    lost: bool
+    lost: str | None
 
 
 class GpuFaults:
@@ -70,37 +71,62 @@ class GpuFaults:
     def __init__(self, log: logging.Logger | Any) -> None:
         self._log = log
         self._lock = threading.Lock()
-        #: By kernel id: its GPUs' names by UUID, and since when that is known.
+        #: By kernel id: its GPUs' names by UUID, and since when its process may have used them.
         self._users: dict[str, tuple[dict[str, str], float]] = {}
         self._heard: deque[tuple[float, Fault]] = deque(maxlen=64)
         self._listener: _Listener | None = None
+        #: Whose program runs, or is about to end.
+        self._turn = threading.Lock()
 
-    def uses(self, kernel_id: str, use: GpuUse | None, pairs: Mapping[str, str] = _NONE) -> None:
-        """A kernel's state is known: listen for as long as it has something on a GPU.
+    def saved(self, kernel_id: str, use: GpuUse | None, began: float) -> None:
+        """A kernel was saved: listen for as long as it has something on a GPU.
 
-        Called after each save and each restore. Returns at once, and starts nothing where there is
-        no driver.
+        Returns at once, and starts nothing where there is no driver.
 
         Parameters
         ----------
         use
             What the state has of GPUs.
-        pairs
-            Which GPU (UUID) stands for one of the save since a restore.
+        began
+            When the save began (``time.monotonic``): the process is the same before and after.
         """
+        self._uses(kernel_id, use, _NONE, self._users.get(kernel_id, ({}, began))[1])
+
+    def restored(
+        self, kernel_id: str, use: GpuUse | None, pairs: Mapping[str, str] = _NONE
+    ) -> list[str]:
+        """A kernel came out of a state: listen as after a save, for what happens from now on.
+
+        ``pairs``: which GPU (UUID) stands for one of the save. Returns what its user is to be told
+        of a GPU that was lost.
+        """
+        before = self.reason(kernel_id)
+        self._uses(kernel_id, use, pairs, time.monotonic())
+        if before is None or before.lost is None:
+            return []
+        now, _ = self._users.get(kernel_id, ({}, 0.0))
+        moved = now and before.lost not in now
+        return [f"{before.words}{': restored on another GPU' if moved else ''}."]
+
+    def _uses(
+        self, kernel_id: str, use: GpuUse | None, pairs: Mapping[str, str], since: float
+    ) -> None:
         on = in_use(use) if use is not None else set()
         if use is None or not on or not driver_present():
             self.gone(kernel_id)
             return
         names = {pairs.get(one.uuid, one.uuid): one.name for one in use.gpus if one.uuid in on}
         with self._lock:
-            self._users[kernel_id] = names, time.monotonic()
+            self._users[kernel_id] = names, since
             if self._listener is None or not self._listener.is_alive():
-                self._listener = _Listener(self._hear)
+                self._listener = _Listener(self._hear, self._turn)
                 self._listener.start()
 
     def gone(self, kernel_id: str) -> None:
-        """The kernel ended, or has nothing on GPUs; when no other has, nothing is listened to."""
+        """The kernel's process ended, or has nothing on GPUs.
+
+        When no other kernel has, nothing is listened to.
+        """
         with self._lock:
             self._users.pop(kernel_id, None)
             listener = None
@@ -131,10 +157,10 @@ class GpuFaults:
         first = next((fault for fault in found if fault.code == _LOST), found[0])
         gpu = f"The kernel's GPU ({names[first.uuid]})"
         if first.code == _LOST:
-            return Reason(f"{gpu} fell off the bus (Xid {_LOST})", True)
+            return Reason(f"{gpu} fell off the bus (Xid {_LOST})", first.uuid)
         meaning = _MEANING.get(first.code)
         what = f"Xid {first.code}: {meaning}" if meaning else f"Xid {first.code}"
-        return Reason(f"{gpu} had reported an error ({what})", False)
+        return Reason(f"{gpu} had reported an error ({what})", None)
 
     def _hear(self, fault: Fault) -> None:
         self._heard.append((time.monotonic(), fault))
@@ -142,23 +168,33 @@ class GpuFaults:
 
 
 class _Listener(threading.Thread):
-    """Runs the program and reads what it says."""
+    """Runs the program and reads what it says, when it is its turn."""
 
-    def __init__(self, hear: Callable[[Fault], None]) -> None:
+    def __init__(self, hear: Callable[[Fault], None], turn: threading.Lock) -> None:
         super().__init__(name="gpu-faults", daemon=True)
         self._hear = hear
+        self._turn = turn
         self._lock = threading.Lock()
         self._ended = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> None:
-        command = [sys.executable, "-I", "-S", str(_PROGRAM), *filter(None, sys.path)]
+        # A driver that hangs keeps the program before although that was told to end.
+        while not self._turn.acquire(timeout=_LOOK):
+            if self._ended:
+                return
+        try:
+            self._listen()
+        finally:
+            self._turn.release()
+
+    def _listen(self) -> None:
         with self._lock:
             if self._ended:
                 return
             try:
                 self._process = process = subprocess.Popen(
-                    command,
+                    command(_PROGRAM),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,

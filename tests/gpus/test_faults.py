@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,8 +66,8 @@ def heard(machine: SimulatedMachine, faults: GpuFaults, code: int, number: int, 
 def test_an_error_is_the_reason_for_those_that_use_the_gpu(
     machine: SimulatedMachine, faults: GpuFaults
 ) -> None:
-    faults.uses("one", use())
-    faults.uses("other", use(0, 1 << 20))
+    faults.saved("one", use(), time.monotonic())
+    faults.saved("other", use(0, 1 << 20), time.monotonic())
     assert heard(machine, faults, 31, 0, "one") == (
         "The kernel's GPU (NVIDIA L4) had reported an error "
         "(Xid 31: its program used memory there that it has no right to)"
@@ -75,13 +76,13 @@ def test_an_error_is_the_reason_for_those_that_use_the_gpu(
     assert "(Xid 999)" in heard(machine, faults, 999, 1, "other")
     assert len(listeners()) == 1
     # Restored since, onto the other GPU: what happened before is no reason any more.
-    faults.uses("one", use(), {UUIDS[0]: UUIDS[1]})
+    assert faults.restored("one", use(), {UUIDS[0]: UUIDS[1]}) == []
     assert faults.reason("one") is None
     assert "(Xid 48: " in heard(machine, faults, 48, 1, "one")
 
 
 def test_a_lost_gpu_is_the_first_reason(machine: SimulatedMachine, faults: GpuFaults) -> None:
-    faults.uses("one", use(None, None))
+    faults.saved("one", use(None, None), time.monotonic())
     heard(machine, faults, 45, 0, "one")
     machine.xid(79, gpu=0, lost=True)
     wait_for("it is lost", lambda: (reason := faults.reason("one")) and reason.lost, 30)
@@ -93,7 +94,7 @@ def test_a_lost_gpu_is_the_first_reason(machine: SimulatedMachine, faults: GpuFa
 def test_a_driver_that_says_it_of_all_gpus_at_once(
     machine: SimulatedMachine, faults: GpuFaults
 ) -> None:
-    faults.uses("one", use())
+    faults.saved("one", use(), time.monotonic())
     heard(machine, faults, 45, 0, "one")
     machine.xid(31, gpu=0, lost=True)
     machine.faults("nvmlEventSetWait * error 15")
@@ -101,24 +102,67 @@ def test_a_driver_that_says_it_of_all_gpus_at_once(
     wait_for("it is lost", lambda: (reason := faults.reason("one")) and reason.lost, 30)
 
 
+def test_a_gpu_that_falls_off_during_a_save_is_told_with_the_restore(
+    machine: SimulatedMachine, faults: GpuFaults
+) -> None:
+    """Also with the first save, which is heard of when another kernel is listened for."""
+    faults.saved("other", use(0, 1 << 20), time.monotonic())
+    heard(machine, faults, 48, 1, "other")
+    faults.saved("again", use(), time.monotonic())
+    began = time.monotonic()
+    machine.xid(79, gpu=0, lost=True)
+    wait_for("it is lost", lambda: (reason := faults.reason("again")) and reason.lost, 30)
+    words = "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79)"
+    elsewhere = [f"{words}: restored on another GPU."]
+    for kernel, pairs, told in (
+        ("again", {UUIDS[0]: UUIDS[1]}, elsewhere),
+        ("first", {UUIDS[0]: UUIDS[1]}, elsewhere),
+        ("same", {}, [f"{words}."]),
+    ):
+        faults.saved(kernel, use(), began)
+        assert faults.restored(kernel, use(), pairs) == told
+        assert faults.restored(kernel, use()) == [], "that process has not seen it"
+    faults.saved("none", use(), began)
+    assert faults.restored("none", None) == [f"{words}."], "a state from before it used a GPU"
+
+
+def test_a_program_that_is_stuck_is_not_joined_by_another(
+    machine: SimulatedMachine, faults: GpuFaults
+) -> None:
+    faults.saved("one", use(), time.monotonic())
+    (stuck,) = wait_for("it listens", listeners, 30)
+    stuck.suspend()
+    try:
+        for _ in range(3):
+            faults.gone("one")
+            faults.saved("one", use(), time.monotonic())
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert listeners() == [stuck]
+    finally:
+        stuck.resume()
+    heard(machine, faults, 45, 0, "one")
+    wait_for("another listens", lambda: len(found := listeners()) == 1 and found != [stuck], 30)
+
+
 def test_nothing_listens_where_no_kernel_uses_a_gpu(
     machine: SimulatedMachine, faults: GpuFaults
 ) -> None:
-    faults.uses("one", None)
-    faults.uses("two", GpuUse())
+    faults.saved("one", None, time.monotonic())
+    faults.saved("two", GpuUse(), time.monotonic())
     assert listeners() == []
-    faults.uses("one", use())
-    faults.uses("two", use())
+    faults.saved("one", use(), time.monotonic())
+    faults.saved("two", use(), time.monotonic())
     wait_for("it listens", listeners, 30)
     faults.gone("one")
     assert len(listeners()) == 1
-    faults.uses("two", None)
+    faults.saved("two", None, time.monotonic())
     wait_for("it ends", lambda: not listeners(), 30)
 
 
 def test_a_driver_that_hangs_holds_nobody_up(machine: SimulatedMachine, faults: GpuFaults) -> None:
     machine.faults("nvmlInit * hang", "nvmlInitWithFlags * hang")
-    faults.uses("one", use())
+    faults.saved("one", use(), time.monotonic())
     wait_for("it listens", listeners, 30)
     assert faults.reason("one") is None
     faults.gone("one")

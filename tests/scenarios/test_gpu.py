@@ -71,6 +71,11 @@ def kernel(server: JupyterServer, node: GpuNode, request: Any) -> Iterator[Kerne
     end_all(server.client, node)
 
 
+def listeners(node: GpuNode) -> str:
+    """Programs that listen to what GPUs report."""
+    return str(node.run(["pgrep", "-f", "gpus/xids[.]py"], check=False).stdout)
+
+
 def test_two_gpus_and_two_processes_come_back_here(
     server: JupyterServer, kernel: KernelClient
 ) -> None:
@@ -115,6 +120,7 @@ def test_a_hibernated_kernel_frees_its_gpu_and_a_copy_has_memory_of_its_own(
 
     operation = client.done(dict(wait_for("the kernel is idle", begin, 30)))
     assert node.machine.used(0) == 0
+    wait_for("nothing listens", lambda: not listeners(node), 30)
     result = client.restore(operation["result"]["state_id"], mode="new")["result"]
     copy = client.connect(result["kernel_id"])
     assert checksum(copy) == data
@@ -122,6 +128,10 @@ def test_a_hibernated_kernel_frees_its_gpu_and_a_copy_has_memory_of_its_own(
     # The cell wakes it.
     assert checksum(kernel) == data
     assert node.machine.used(0) == 2 * MIB
+    client.delete(f"api/kernels/{copy.id}")
+    assert listeners(node)
+    client.post(f"api/kernels/{kernel.id}/restart")
+    wait_for("nothing listens", lambda: not listeners(node), 30)
 
 
 def test_a_gpu_without_room_is_refused_in_words(
