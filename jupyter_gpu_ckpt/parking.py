@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from .capture import procfs
 from .capture.gpu_use import uses_driver
-from .doorman import HeldMessage, Kept, each
+from .doorman import HeldMessage, Kept, each, left_out
 from .errors import CkptError
-from .gpus.asking import inventory
 from .gpus.fit import used_gpus
 from .gpus.inventory import GpuUse
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .operations import Run, in_thread, now
 from .parked import Parked
-from .room import Room
+from .room import Room, is_among, pids_on
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -46,8 +44,11 @@ class _Entry:
         self.kernel = kernel
         self.supervisor = kernel.provisioner.supervisor
         self.held = Kept()
+        #: Of its present wait, or the last one.
         self.room = Room()
         self.is_needed = False
+        #: The unpark that is cancelled because all cells that wanted it were interrupted.
+        self.given_up: Run | None = None
         #: Bytes that it needs on each GPU, by UUID.
         self.needs: dict[str, int] = {}
         self.gpus: set[str] = set()
@@ -190,13 +191,14 @@ class Parking:
             try:
                 return await self._unpark(run, entry)
             except BaseException as error:
-                self._failed(entry, error)
+                self._failed(entry, error, run)
                 raise
 
         return self._keeper.begin("unpark", kernel_id, work, path=path, cause=cause)
 
     async def _unpark(self, run: Run, entry: _Entry) -> OperationResult:
         give_up = time.monotonic() + self._keeper.unpark_timeout
+        entry.room = Room()
         async with self._turn(run, entry, give_up):
             run.phase("moving", 0.1)
             while not await self._moved_back(run, entry, last=time.monotonic() >= give_up):
@@ -206,9 +208,10 @@ class Parking:
                 if self._keeper.park_others:
                     await self._make_room(entry)
                 await entry.room.wait(run.cancel_event, give_up - time.monotonic())
+                run.check_cancelled()
             seconds = time.monotonic() - run.began
-        self._release(entry)
-        return OperationResult("", entry.kernel.kernel_id, seconds, entry.memory)
+        lost = self._release(entry)
+        return OperationResult("", entry.kernel.kernel_id, seconds, entry.memory, warnings=lost)
 
     async def _moved_back(self, run: Run, entry: _Entry, *, last: bool) -> bool:
         """Try it; false where there is no room and it is not the last time."""
@@ -266,9 +269,9 @@ class Parking:
         keeper = self._keeper
         others = [kernel for kernel in keeper.tracker if self._may_park(kernel)]
         others.sort(key=lambda kernel: kernel.km.last_activity)
-        pids = await in_thread(_pids_on, entry.gpus) if others else None
+        pids = await in_thread(pids_on, entry.gpus) if others else None
         for kernel in others:
-            if not await in_thread(_is_among, kernel.pid, pids):
+            if not await in_thread(is_among, kernel.pid, pids):
                 continue
             with contextlib.suppress(CkptError):  # used meanwhile
                 operation = await self.park(kernel.kernel_id, "room")
@@ -329,9 +332,13 @@ class Parking:
             if not entry.is_current:
                 self._release(entry)  # another process has taken its place
 
-    def _failed(self, entry: _Entry, error: BaseException) -> None:
+    def _failed(self, entry: _Entry, error: BaseException, run: Run | None = None) -> None:
         entry.wait(None)
-        why = error.message if isinstance(error, CkptError) else "The server is stopping."
+        why = "The server is stopping."
+        if isinstance(error, CkptError):
+            if error.reason == "cancelled" and run is not None and entry.given_up is run:
+                return  # cells that came since want it anew
+            why = error.message
         told = CkptError(
             "restore_failed",
             f"The parked kernel did not get its GPU back: {why}",
@@ -340,11 +347,13 @@ class Parking:
         held = entry.held.take()
         each(held, lambda message: message.refuse(told, "KernelNotUnparked"), self._keeper.log)
 
-    def _release(self, entry: _Entry) -> None:
-        """It is not parked any more: what was kept for it is delivered."""
+    def _release(self, entry: _Entry) -> list[str]:
+        """It is not parked any more: what was kept is delivered, and said what was not kept."""
         kernel_id = entry.kernel.kernel_id
+        lost: list[str] = []
         if self._entries.get(kernel_id) is entry:
             del self._entries[kernel_id]
+            lost = left_out([entry.held], kernel_id, self._keeper.log)
         waited = entry.kernel.parked is not None and entry.kernel.parked.waiting is not None
         if entry.is_current:
             entry.kernel.parked = None
@@ -352,6 +361,7 @@ class Parking:
         if waited:
             each(held, lambda message: message.tell(None), self._keeper.log)
         each(held, HeldMessage.deliver, self._keeper.log)
+        return lost
 
     # -- ends ----------------------------------------------------------------------------
 
@@ -364,6 +374,7 @@ class Parking:
         running = self._keeper.running(kernel_id)
         wanted = running is None or running.model.cause != "execute" or len(entry.held)
         if cells and running is not None and not wanted:
+            entry.given_up = running
             running.cancel()  # the cells were all that wanted it
         return cells
 
@@ -382,17 +393,3 @@ def _tell_again(message: HeldMessage, why: str) -> None:
 def _check_idle(kernel: TrackedKernel) -> None:
     if kernel.watch is None or kernel.watch.now.execution_state != "idle":
         raise CkptError("busy", "The kernel is running a cell.", hint="Park it when it is idle.")
-
-
-def _pids_on(gpus: set[str]) -> set[int] | None:
-    """Processes with memory on these GPUs now; ``None`` where the driver does not tell."""
-    found = [gpu for gpu in inventory(max_age=0.0).gpus if gpu.uuid in gpus]
-    # In a container it may name none.
-    return {one.pid for gpu in found for one in gpu.processes} or None
-
-
-def _is_among(pid: int | None, pids: set[int] | None) -> bool:
-    """Whether a kernel's tree has one of these processes; where none is known: the driver."""
-    if pid is None or not uses_driver(pid):
-        return False
-    return pids is None or not pids.isdisjoint(procfs.tree(pid))

@@ -246,8 +246,15 @@ def test_a_wait_for_the_gpu_is_cancelled_and_a_park_is_undone_by_a_cell(
     client.finished(operation)
     assert parked(client, second) is None
     node.machine.faults()
+    # A cell that is run at once after an interrupt is not given up with the interrupted one.
+    given_up = first.begin("1")
+    wait_for("it waits", lambda: parked(client, first)["waiting"], 30)
+    client.post(f"api/kernels/{first.id}/interrupt")
+    again = first.begin(f"gpu_data.use(); print(gpu_data.checksum(data, {SIZE} * MIB))")
+    assert "KeyboardInterrupt" in str(given_up.finish().error)
     park(client, second)
-    assert checksum(first, SIZE) == data
+    assert again.finish().error is None
+    assert again.text.strip() == data
 
 
 def test_idle_kernels_make_room_where_that_is_allowed(place: Path, node: GpuNode) -> None:
