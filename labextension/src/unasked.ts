@@ -6,8 +6,19 @@ import type { KernelStates } from './model';
 import type { Notices } from './notices';
 import { operationTexts } from './texts';
 
-/** What is no failure: the kernel is in use, or somebody wanted it otherwise. */
-const EXPECTED = ['busy', 'cancelled', 'not_savable'];
+/**
+ * What is no failure: the kernel is in use, or somebody wanted it otherwise, or
+ * it is not known how it went, as the server was away.
+ */
+const EXPECTED = [
+  'busy',
+  'cancelled',
+  'not_savable',
+  'http_error',
+  'no_extension',
+  'unknown_operation',
+  'unreachable'
+];
 
 /**
  * Tells that an idle kernel keeps its GPU because it could not be parked by
