@@ -241,11 +241,12 @@ _REFUSALS: dict[str, tuple[bytes, bytes]] = {
 
 
 class Request(NamedTuple):
-    """One request that came through: ``GET``, and the path with the query."""
+    """One request that came through: ``GET``, the path with the query, and when (monotonic)."""
 
     method: str
     path: str
     body: int
+    at: float
 
 
 class _Fault(NamedTuple):
@@ -358,7 +359,7 @@ class Proxy:
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
         size = _length(head) or 0
-        request = Request(method, unquote(path), size)
+        request = Request(method, unquote(path), size, time.monotonic())
         self.requests.append(request)
         fault = self._fault_of(request)
         if b"100-continue" in head.lower():

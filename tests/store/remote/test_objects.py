@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -100,6 +101,19 @@ def test_a_download_that_fails_is_tried_again(
     proxy.fault(kind, *system.download("pack"), times=1)  # type: ignore[arg-type]
     objects.fetch("pack", tmp_path / "pack")
     assert (tmp_path / "pack").read_bytes() == data
+
+
+def test_a_system_that_is_asked_to_slow_down_is_asked_ever_less_often(
+    connect: Connect, system: ObjectServer, proxy: Proxy
+) -> None:
+    objects = connect(attempts=5)
+    proxy.fault("503", *system.upload("pack"), times=4)
+    objects.put("pack", b"x")
+    at = [r.at for r in proxy.requests if r.method == system.upload("pack")[0] and "pack" in r.path]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert len(pauses) == 4
+    # Each is twice the one before, more or less, so that clients do not come all at once.
+    assert pauses[3] > 2 * pauses[0], pauses
 
 
 @everywhere
