@@ -194,10 +194,12 @@ class Endings:
         work = self._policies.work_of(kernel_id)
         if work is None:
             return True
+        last_activity = getattr(work.kernel.km, "last_activity", None)
         await self._policies.see_notebooks([work])
+        if getattr(work.kernel.km, "last_activity", None) != last_activity:
+            return False  # its user came back
         if not (work.policy.enabled and work.policy.before_cull):
             return True
-        last_activity = getattr(work.kernel.km, "last_activity", None)
         run = self._keeper.running(kernel_id)
         if run is not None:
             return False  # the culler comes again

@@ -64,9 +64,10 @@ class CkptError(Exception):
         return STATUS[self.reason]
 
     def in_a_line(self) -> str:
-        """What a log says of it: what, what to do, and where."""
+        """What a log says of it: what, what to do, and where (the first line of the details)."""
         line = " ".join(part for part in (self.message, self.hint) if part)
-        return f"{line} ({self.details})" if self.details else line
+        where = (self.details or "").partition("\n")[0]
+        return f"{line} ({where})" if where else line
 
     def as_dict(self) -> dict[str, str | None]:
         """The JSON body that REST answers and operations carry."""

@@ -150,7 +150,7 @@ class Keeper(GpuCkpt):
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, CkptError):
-            self.troubles.tell("Not all was done in the background", error)
+            self.troubles.tell("Not all was done in the background", error, again=False)
         else:
             self.log.error("Background work of the keeper failed", exc_info=error)
 

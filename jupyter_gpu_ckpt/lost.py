@@ -42,7 +42,7 @@ class LostKernels:
                 await keeper.leases.renew_all()
                 if keeper.restore_on_start != "never":
                     await self._look()
-                keeper.troubles.over(_NOT_LOOKED_FOR)
+                    keeper.troubles.over(_NOT_LOOKED_FOR)
             except CkptError as error:
                 keeper.troubles.tell(_NOT_LOOKED_FOR, error)
             except Exception:

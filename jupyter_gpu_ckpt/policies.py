@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 
 #: Least seconds between two looks at the notebook of a kernel that works.
 _LOOK: Final = 5.0
-#: Most seconds for looking at all notebooks before an end; contents may be far away.
+#: How many times as long as a look took it is until the next one: large notebooks take long.
+_LOOK_REST: Final = 100.0
+#: The most seconds of that.
+_LONGEST_REST: Final = 600.0
+#: Most seconds that anybody waits for notebooks to be looked at; contents may be far away.
 _LAST_LOOK: Final = 2.0
 
 #: Reasons with which an operation does not begin, and which the next one need not meet.
@@ -187,7 +191,7 @@ class Policies:
 
     async def see_kernel(self, kernel_id: str) -> AutoSaves:
         """The same, with what its notebook says now; ``unknown_kernel``, ``not_savable``."""
-        await self._read_notebook(self._works[self._keeper.roster.savable(kernel_id)])
+        await self.see_notebooks([self._works[self._keeper.roster.savable(kernel_id)]])
         return self.of_kernel(kernel_id)
 
     async def choose_for(
@@ -205,33 +209,60 @@ class Policies:
         await self._keeper.leases.renew(kernel)
         return self.of_kernel(kernel_id)
 
-    async def see_notebooks(self, works: Iterable[Work], within: float = math.inf) -> None:
-        """Learn what notebooks say by now of kernels that are about to end, in so many seconds."""
-        tasks = [asyncio.create_task(self._read_notebook(work)) for work in works]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=max(0.0, min(within, _LAST_LOOK)))
-            for task in late:
-                task.cancel()
+    async def see_notebooks(self, works: Sequence[Work], within: float = math.inf) -> None:
+        """Learn what notebooks say by now of their kernels, in so many seconds and at most 2."""
+        if not works:
+            return
+        sessions, log = self._keeper.sessions, self._keeper.log
+        within = max(0.0, min(within, _LAST_LOOK))
+        end = time.monotonic() + within
+
+        async def see() -> None:
+            paths = await sessions.paths()
+            if not sessions.is_blocking:
+                await asyncio.gather(*(self._read_notebook(work, paths) for work in works))
+                return
+            for work in works:
+                if time.monotonic() < end:  # while one is read, no other clock is looked at
+                    await self._read_notebook(work, paths)
+
+        task = asyncio.create_task(see())
+        try:
+            await asyncio.wait([task], timeout=within)
+        finally:
+            late = task.cancel()
+        if not late and (error := task.exception()) is not None:
+            log.warning("What notebooks say of saves is not known: %s", error)
 
     def _look_soon(self, work: Work) -> None:
         """See whether the notebook wants the kernel to be saved earlier, or not at all."""
-        if not (self._stopped or work.is_looking):
+        # Of a kernel that has run nothing there is nothing to save.
+        if not (self._stopped or work.is_looking or work.is_pristine):
             work.is_looking = True
             self._keeper.in_background(self._look(work))
 
     async def _look(self, work: Work) -> None:
-        await asyncio.sleep(max(0.0, work.looked_at + _LOOK - time.monotonic()))
-        work.is_looking, work.looked_at = False, time.monotonic()
+        await asyncio.sleep(max(0.0, work.look_after - time.monotonic()))
+        if self._stopped:
+            return  # all are looked at before the end
+        began = time.monotonic()
+        work.is_looking, work.look_after = False, began + _LOOK
         await self._read_notebook(work)
+        took = time.monotonic() - began
+        work.look_after = began + max(_LOOK, min(took * _LOOK_REST, _LONGEST_REST))
 
-    async def _read_notebook(self, work: Work) -> None:
-        """Learn what the notebook's own metadata choose, where it changed."""
-        path = (await self._keeper.sessions.paths()).get(work.kernel.kernel_id)
+    async def _read_notebook(self, work: Work, paths: Mapping[str, str] | None = None) -> None:
+        """Learn what the notebook's own metadata choose, where it changed.
+
+        ``paths``: of all kernels that have one, where they are known.
+        """
+        sessions, kernel_id = self._keeper.sessions, work.kernel.kernel_id
         try:
-            found = await self._keeper.sessions.metadata(path, unless=work.notebook[1])
+            path = (await sessions.paths() if paths is None else paths).get(kernel_id)
+            found = await sessions.metadata(path, unless=work.notebook[1])
         except Exception as error:
             # A contents manager may raise anything; the choice stays as it was.
-            self._keeper.log.debug("The metadata of %s cannot be read: %s", path, error)
+            self._keeper.log.debug("The notebook of %s cannot be read: %s", kernel_id, error)
             return
         if found is not None:
             metadata, changed = found
@@ -263,7 +294,7 @@ class Policies:
             self._keeper.in_background(self._save_if_due(work))
 
     async def _save_if_due(self, work: Work) -> None:
-        await self._read_notebook(work)
+        await self.see_notebooks([work])
         async with self._turn:
             # What counted before the wait may not any more.
             due = work.due(self.settings.max_cost)

@@ -222,8 +222,10 @@ class Replacements:
                 found.held.left_out += kept.left_out
                 self._refuse([m for m in messages if not found.held.add(m)], "Too much waits.")
             elif (gone := self._gone_by(kernel_id)) is not None:
+                left_out([kept], gone.by, self._keeper.log)
                 self._pass_over(messages, gone)
             else:
+                left_out([kept], kernel_id, self._keeper.log)
                 self._others.add(kernel_id)
                 each(messages, HeldMessage.deliver, self._keeper.log)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
 import posixpath
 import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -16,6 +19,11 @@ from .operations import in_thread
 
 #: What pages call the session of a console that belongs to no file.
 _CONSOLE: Final = re.compile(r"console-(\d+)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+#: Most seconds that a save waits for its notebook.
+_LONGEST: Final = 5.0
+#: Seconds of a read for which the event loop should not wait often.
+_SLOW: Final = 0.5
 
 
 class Sessions:
@@ -42,6 +50,8 @@ class Sessions:
         self._sessions = session_manager
         self._is_pristine = is_pristine
         self._log = log
+        #: Seconds that the contents manager took last.
+        self._took = 0.0
 
     async def paths(self) -> dict[str, str]:
         """The notebook path of each kernel that has a session, below the server's root."""
@@ -52,6 +62,15 @@ class Sessions:
             return {}
         return {session["kernel"]["id"]: session["path"] for session in sessions}
 
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the event loop waits while a notebook is read.
+
+        A contents manager that is not asynchronous cannot be asked in a thread: it may tell of
+        what it does with events, whose listeners belong to the loop.
+        """
+        return not inspect.iscoroutinefunction(self._sessions.contents_manager.get)
+
     async def metadata(self, path: str | None, *, unless: Any) -> tuple[Any, Any] | None:
         """A notebook's own metadata, and when it was changed last.
 
@@ -60,8 +79,7 @@ class Sessions:
         """
         if path is None or not path.endswith(".ipynb"):
             return None
-        contents = self._sessions.contents_manager
-        changed = (await ensure_async(contents.get(path, content=False)))["last_modified"]
+        changed = (await self._get(path, content=False))["last_modified"]
         if changed == unless:
             return None
         notebook = await self._notebook(path)
@@ -70,10 +88,12 @@ class Sessions:
     async def counts(self, path: str | None) -> dict[str, int]:
         """The execution count of each cell of a notebook as it was last written, by cell id.
 
-        Empty where it is no notebook, or cannot be read.
+        Empty where it is no notebook, or cannot be read soon enough for a save to wait for it.
         """
+        if self.is_blocking and self._took > _SLOW:
+            return {}
         try:
-            found = await self._notebook(path)
+            found = await asyncio.wait_for(self._notebook(path), _LONGEST)
         except Exception as error:  # a contents manager may raise anything
             self._log.debug("The cells of %s cannot be read: %s", path, error)
             return {}
@@ -90,10 +110,15 @@ class Sessions:
         if path is None or not path.endswith(".ipynb"):
             return None
         # As a file: reading a notebook would check whether it is trusted, and say so in the log.
-        model = await ensure_async(
-            self._sessions.contents_manager.get(path, content=True, type="file", format="text")
-        )
+        model = await self._get(path, content=True, type="file", format="text")
         return await in_thread(json.loads, model["content"])
+
+    async def _get(self, path: str, **how: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return await ensure_async(self._sessions.contents_manager.get(path, **how))
+        finally:
+            self._took = time.monotonic() - began
 
     async def launch_arguments(self, path: str | None) -> dict[str, Any]:
         """What a session for this path gives a kernel at its start: folder and environment."""

@@ -47,7 +47,7 @@ class Tidying:
             try:
                 await (self.apply() if tidy is None else in_thread(tidy))
             except CkptError as error:
-                keeper.troubles.tell(consequence, error)
+                keeper.troubles.tell(consequence, error, again=False)
 
     def _tell_of_unreadable(self) -> None:
         """Warn once of all that cannot be read; for a worker thread."""

@@ -45,8 +45,8 @@ class Work:
         self.policy = policy
         #: What the notebook's metadata choose, and when the notebook was changed that says so.
         self.notebook: tuple[AutoSaveChoice, Any] = (AutoSaveChoice(), None)
-        #: When they were looked at last, and whether that is about to be done again.
-        self.looked_at, self.is_looking = -math.inf, False
+        #: When they may be looked at again, and whether that is about to be done.
+        self.look_after, self.is_looking = -math.inf, False
         #: Whether the kernel wants its callbacks to be run before it is saved.
         self.has_hooks = False
         self.cull_failures = 0
@@ -57,7 +57,7 @@ class Work:
         """An empty process runs: nothing in it is worth saving."""
         now = time.monotonic()
         #: Until the first cell runs, there is only what the kernel says at its start.
-        self._is_pristine = True
+        self.is_pristine = True
         self._unsaved_since: float | None = None
         self.touched_at = now
         self._is_running = False
@@ -94,7 +94,7 @@ class Work:
         watch = self.kernel.watch
         if watch is None:
             return
-        self._is_pristine = watch.now.execution_count is None
+        self.is_pristine = watch.now.execution_count is None
         if watch.now.execution_state == "busy":
             self._is_running = True
             self._unsaved_since = self.touched_at
@@ -103,7 +103,7 @@ class Work:
 
     def cell_started(self, at: float) -> None:
         """A cell runs since that Unix time."""
-        self._is_running, self._is_pristine = True, False
+        self._is_running, self.is_pristine = True, False
         self._not_parked_before = self.touched_at
         self._touched(_monotonic(at))
 
@@ -124,7 +124,7 @@ class Work:
 
     def was_touched(self) -> None:
         """The kernel did something."""
-        if not self._is_pristine:
+        if not self.is_pristine:
             self._touched(time.monotonic())
 
     def _touched(self, at: float) -> None:
@@ -193,7 +193,7 @@ class Work:
             return None
         times = self._saves_due(max_cost)
         if (policy.hibernate or policy.park) and not (
-            self._is_running or self._is_pristine or self.kernel.is_hibernated
+            self._is_running or self.is_pristine or self.kernel.is_hibernated
         ):
             if policy.hibernate:
                 times.append((self.touched_at + policy.hibernate, "hibernate"))

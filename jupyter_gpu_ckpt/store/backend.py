@@ -167,16 +167,18 @@ class Backend:
         except Exception as error:
             raise CkptError(
                 "store_unavailable",
-                f"The state store {self.url} cannot be opened: {self._without_secrets(error)}",
+                f"The state store {self.url} cannot be opened: {self.without_secrets(error)}",
                 hint="Check GpuCkpt.store_url and GpuCkpt.store_options.",
             ) from error
         _try_once(fs)
         return fs, root.rstrip("/")
 
-    def _without_secrets(self, error: Exception) -> str:
+    def without_secrets(self, error: Exception) -> str:
         """What an error says, without the options: gcsfs sends a token that it takes for none."""
         said = str(error)
-        for value in self._options.values():
+        for name, value in self._options.items():
+            if name == "endpoint_url" and "@" not in str(value):
+                continue  # whoever reads it needs to know where it went
             for text in (str(value), quote(str(value), safe="")):
                 if isinstance(value, str) and len(text) > 3:
                     said = said.replace(text, "...")

@@ -312,14 +312,15 @@ class Objects:
         raise AssertionError("the last try returns or raises")
 
     def _unavailable(self, doing: str, error: Exception, hint: str) -> CkptError:
-        what = str(error).partition("\n")[0] or type(error).__name__
+        said = self._backend.without_secrets(error)
+        what = said.partition("\n")[0] or type(error).__name__
         if isinstance(error, TimeoutError | asyncio.TimeoutError | concurrent.futures.TimeoutError):
             what = f"no answer within {self._timeout:g} s"
         return CkptError(
             "store_unavailable",
             f"The state store {self.url} does not work: {what}",
             hint=hint,
-            details=f"{doing}: {type(error).__name__}: {error}",
+            details=f"{doing}: {type(error).__name__}: {said}",
         )
 
 

@@ -206,6 +206,13 @@ def test_a_token_that_is_refused_is_not_shown(proxy: Proxy) -> None:
     assert "of a user" not in unquote(f"{refused.value.message} {refused.value.details}")
 
 
+def test_options_are_not_shown_where_an_object_cannot_be_written() -> None:
+    objects = Objects("file:///proc/nowhere", {"token": "of-a-user"})
+    with pytest.raises(CkptError, match="does not work") as refused:
+        objects.put("of-a-user/a", b"1")
+    assert "of-a-user" not in refused.value.message
+
+
 @everywhere
 def test_closing_ends_what_waits(connect: Connect, system: ObjectServer, proxy: Proxy) -> None:
     objects = connect(timeout=60)
