@@ -131,8 +131,14 @@ def test_a_program_that_is_stuck_is_not_joined_by_another(
 ) -> None:
     faults.saved("one", use(), time.monotonic())
     (stuck,) = wait_for("it listens", listeners, 30)
+    threads = Path(f"/proc/{stuck.pid}/task").glob
     stuck.suspend()
     try:
+        wait_for(
+            "it is stuck",
+            lambda: all("\tT (stopped)" in one.read_text() for one in threads("*/status")),
+            30,
+        )
         for _ in range(3):
             faults.gone("one")
             faults.saved("one", use(), time.monotonic())
