@@ -73,8 +73,8 @@ def begun(state_id: str) -> datetime:
     """
     # Not by strptime, whose module is looked for at its first use: a server that has become
     # another user may not find it any more.
-    parts = [state_id[at : at + 2] for at in (4, 6, 9, 11, 13)]
-    return datetime(int(state_id[:4]), *map(int, parts), tzinfo=timezone.utc)
+    month, day, hour, minute, second = (int(state_id[at : at + 2]) for at in (4, 6, 9, 11, 13))
+    return datetime(int(state_id[:4]), month, day, hour, minute, second, tzinfo=timezone.utc)
 
 
 def check_state_id(state_id: str) -> str:
