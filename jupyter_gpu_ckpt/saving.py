@@ -296,6 +296,7 @@ class Save:
             cancel=run.cancel_event,
             gpu_timeout=keeper.gpu_timeout,
             gpu_to_store=keeper.gpu_to_store,
+            parked=self._kernel.parked is not None,
         )
         return dump, found
 

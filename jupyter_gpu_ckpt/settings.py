@@ -96,11 +96,12 @@ class GpuCkpt(PlaceSettings):
         "restore for room on the GPU; default 30. After that nothing has changed.",
     )
     gpu_to_store = Bool(
-        True,
+        False,
         config=True,
         help="Whether GPU memory is saved straight to the store where the driver offers that "
         "(custom storage, CUDA 13.4), so that the host's memory needs no room for it. Such a "
-        "state cannot be restored with a driver that does not.",
+        "state cannot be restored with a driver that does not. Default False, because it was not "
+        "run on a real GPU yet, and cannot be taken back once it is under way: see the design.",
     )
     unpark_timeout = Float(
         600.0,

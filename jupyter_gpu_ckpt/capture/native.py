@@ -125,7 +125,8 @@ class KernelCapture:
         cancel: asyncio.Event | None = None,
         window_timeout: float = 60.0,
         gpu_timeout: float = 30.0,
-        gpu_to_store: bool = True,
+        gpu_to_store: bool = False,
+        parked: bool = False,
     ) -> DumpResult:
         """Write the tree below ``pid`` to ``images_dir``; the kernel runs on, whatever happens.
 
@@ -160,6 +161,9 @@ class KernelCapture:
             Seconds that are waited at most for the end of what the kernel has running on a GPU.
         gpu_to_store
             Whether its GPU memory goes into files where the driver offers that.
+        parked
+            Whether it was parked. Of another kernel, memory that is not on its GPU is lost, and
+            the dump fails.
 
         Raises
         ------
@@ -174,7 +178,8 @@ class KernelCapture:
             command += ["--window-dir", directory]
         command += ["--window-timeout", f"{window_timeout:.3f}"]
         command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
-        command += [] if gpu_to_store else ["--gpu-to-host"]
+        command += ["--gpu-to-store"] if gpu_to_store else []
+        command += ["--parked"] if parked else []
         process, explained = await self._start(command), partial(explain, doing="save")
         conversation = Conversation(process, explained, on_window, progress, on_gpu)
         done = False

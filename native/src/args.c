@@ -15,7 +15,7 @@ const char args_usage[] =
     "       kernel-capture run --log FILE [--env-fd N] -- COMMAND...\n"
     "       kernel-capture dump --pid PID --images-dir DIR [--timeout S] [--ghost-limit BYTES]\n"
     "                      [--leave running|stopped|killed] [--window-dir DIR]...\n"
-    "                      [--window-timeout S] [--gpu-timeout S] [--gpu-to-host]\n"
+    "                      [--window-timeout S] [--gpu-timeout S] [--gpu-to-store] [--parked]\n"
     "       kernel-capture restore --images-dir DIR [--pids-file FILE] [--timeout S]\n"
     "                      [--hold] [--hold-timeout S] [--pid-namespace auto|never|always]\n"
     "                      [--stream] [--gpu-map OLD=NEW]... [--gpu-timeout S]\n"
@@ -45,7 +45,8 @@ enum option {
     OPT_GPU_TIMEOUT,
     OPT_GPU_MAP,
     OPT_GPU_NEED,
-    OPT_GPU_TO_HOST,
+    OPT_GPU_TO_STORE,
+    OPT_PARKED,
 };
 
 enum {
@@ -79,7 +80,8 @@ static const struct {
     {"--gpu-timeout", OPT_GPU_TIMEOUT, true, DUMP | RESTORE | PARK | UNPARK},
     {"--gpu-map", OPT_GPU_MAP, true, RESTORE | UNPARK},
     {"--gpu-need", OPT_GPU_NEED, true, UNPARK},
-    {"--gpu-to-host", OPT_GPU_TO_HOST, false, DUMP},
+    {"--gpu-to-store", OPT_GPU_TO_STORE, false, DUMP},
+    {"--parked", OPT_PARKED, false, DUMP},
 };
 
 static bool parse_unsigned(const char *text, uint64_t most, uint64_t *out)
@@ -210,8 +212,11 @@ static bool apply(struct args *args, enum option option, const char *value)
         return parse_gpu_map(value, args);
     case OPT_GPU_NEED:
         return parse_gpu_need(value, args);
-    case OPT_GPU_TO_HOST:
-        args->gpu_to_host = true;
+    case OPT_GPU_TO_STORE:
+        args->gpu_to_store = true;
+        return true;
+    case OPT_PARKED:
+        args->parked = true;
         return true;
     }
     return false;

@@ -47,7 +47,8 @@ struct args {
     size_t gpu_map_count;
     struct cuda_gpu_need gpu_needs[ARGS_GPU_MAP_MAX];
     size_t gpu_need_count;
-    bool gpu_to_host;       /* GPU memory is not stored in files, whatever the driver offers */
+    bool gpu_to_store;      /* GPU memory is stored in files where the driver offers that */
+    bool parked;            /* the kernel may be parked, else what has no GPU memory has lost it */
     bool stream;            /* images come through a socket in images_dir */
 };
 

@@ -54,6 +54,7 @@ static bool make_shared(struct cuda *cuda, const struct args *args, struct kc_re
     cuda->shared->lock_timeout = args->gpu_timeout;
     cuda->shared->retry_for = args->gpu_timeout;
     cuda->shared->copy_timeout = args->timeout;
+    cuda->shared->none_parked = args->command == ARGS_DUMP && !args->parked;
     cuda->shared->pair_count = args->gpu_map_count;
     memcpy(cuda->shared->pairs, args->gpu_map, args->gpu_map_count * sizeof(args->gpu_map[0]));
     cuda->shared->need_count = args->gpu_need_count;

@@ -16,15 +16,21 @@ static const char place[] = "/usr/local/nvidia/lib64";
 typedef int (*get_proc_address)(const char *symbol, void **function, int version, uint64_t flags,
                                 int *status);
 
-/* A function as the driver names it for that version of the interface, or as the library does. */
-static void *find(void *library, get_proc_address lookup, const char *name, int version)
+/* A function as the driver names it for that version of the interface, or as the library does: `symbol`, in which
+ * "_v2" stands for parameters that the plain symbol does not have. */
+static void *find(void *library, get_proc_address lookup, const char *symbol, int version)
 {
+    char name[64];
     void *function = NULL;
     int status = 0;
+    snprintf(name, sizeof(name), "%s", symbol);
+    char *end = strstr(name, "_v2");
+    if (end != NULL)
+        *end = '\0';
     if (lookup != NULL && lookup(name, &function, version, 0, &status) == CUDA_SUCCESS &&
         status == 0 && function != NULL)
         return function;
-    return dlsym(library, name);
+    return dlsym(library, symbol);
 }
 
 /* Each in the version whose parameters are used here: later ones of the same names have others. */
@@ -36,13 +42,14 @@ static bool bind_storage(void *library, get_proc_address lookup, struct cuda_dri
         void *function;
     } wanted[] = {
         {"cuCheckpointOperationComplete", CUDA_CUSTOM_STORAGE_SINCE, &driver->complete},
+        {"cuDevicePrimaryCtxRetain", 7000, &driver->retain_context},
         {"cuStreamGetCtx", 9020, &driver->stream_context},
         {"cuCtxSetCurrent", 4000, &driver->set_context},
         {"cuCtxGetDevice", 2000, &driver->context_device},
-        {"cuMemcpyDtoHAsync", 3020, &driver->to_host},
-        {"cuMemcpyHtoDAsync", 3020, &driver->to_device},
+        {"cuMemcpyDtoHAsync_v2", 3020, &driver->to_host},
+        {"cuMemcpyHtoDAsync_v2", 3020, &driver->to_device},
         {"cuStreamSynchronize", 2000, &driver->wait_stream},
-        {"cuMemHostRegister", 6050, &driver->pin},
+        {"cuMemHostRegister_v2", 6050, &driver->pin},
     };
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         void *found = find(library, lookup, wanted[i].name, wanted[i].version);
@@ -74,7 +81,7 @@ static enum cuda_load bind(void *library, struct cuda_driver *driver)
         {"cuDeviceGet", &driver->device_get},
         {"cuDeviceGetUuid", &driver->device_get_uuid},
         {"cuDeviceGetName", &driver->device_get_name},
-        {"cuDeviceTotalMem", &driver->device_total_mem},
+        {"cuDeviceTotalMem_v2", &driver->device_total_mem},
         {"cuCheckpointProcessGetState", &driver->get_state},
         {"cuCheckpointProcessLock", &driver->lock},
         {"cuCheckpointProcessCheckpoint", &driver->checkpoint},

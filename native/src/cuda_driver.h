@@ -27,6 +27,7 @@ struct cuda_driver {
     int (*unlock)(int pid, struct cuda_unlock_args *args);
     /* Of custom storage; not to be called without. */
     int (*complete)(void *operation);
+    int (*retain_context)(void **context, int device);
     int (*stream_context)(void *stream, void **context);
     int (*set_context)(void *context);
     int (*context_device)(int *device);

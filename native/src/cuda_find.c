@@ -75,7 +75,7 @@ static enum cuda_seen has_driver_thread(pid_t pid)
 {
     static const char name[] = "cuda-EvtHandlr\n";
     bool found = false;
-    bool failed = false;
+    int error = 0;
     DIR *dir = proc_dir(pid, "task");
     if (dir == NULL)
         return seen(pid, false, true);
@@ -87,10 +87,12 @@ static enum cuda_seen has_driver_thread(pid_t pid)
         snprintf(file, sizeof(file), "%s/comm", entry->d_name);
         ssize_t n = io_read_file_at(dirfd(dir), file, comm, sizeof(comm));
         found = n > 0 && strcmp(comm, name) == 0;
-        failed = failed || (n < 0 && errno != ENOENT && errno != ESRCH); /* else it has ended */
+        if (n < 0 && errno != ENOENT && errno != ESRCH) /* else it has ended */
+            error = errno;
     }
     closedir(dir);
-    return seen(pid, found, failed);
+    errno = error;
+    return seen(pid, found, error != 0);
 }
 
 /* The first one counts, as for the C library. False when it cannot be read. */

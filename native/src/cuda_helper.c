@@ -148,6 +148,7 @@ static struct cuda_work work_of(struct helper *helper)
                               .retry_for = shared->retry_for,
                               .deadline = to_be_undone ? shared->deadline : 0.0,
                               .folder = shared->folder > 0 ? FOLDER : 0,
+                              .none_parked = shared->none_parked,
                               .host_room = check_host,
                               .step = tell,
                               .alive = is_alive,
@@ -221,8 +222,9 @@ static bool check_task(const struct helper *helper, const struct cuda_task *task
 }
 
 /* Whether device memory goes into the folder: where the driver does that, and it has room for all of it. Without
- * NVML's word on the processes, for all that the GPUs have. */
-static bool can_store(const struct helper *helper)
+ * NVML's word on the processes, for all that the GPUs have. Where it does, what this process needs for it on the
+ * GPUs is there before their free memory is noted. */
+static bool can_store(struct helper *helper)
 {
     struct cuda_shared *shared = helper->shared;
     uint64_t need = 0;
@@ -243,7 +245,10 @@ static bool can_store(const struct helper *helper)
         need += (uint64_t)task->expected;
         known = known && task->expected > 0;
     }
-    return cuda_storage_room(FOLDER, known ? need : most);
+    if (!cuda_storage_room(FOLDER, known ? need : most))
+        return false;
+    tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
+    return cuda_storage_contexts(&helper->driver);
 }
 
 static bool check_tasks(const struct helper *helper)
@@ -336,12 +341,13 @@ static void go_alone(struct helper *helper)
     thaw(helper);
 }
 
-/* Where they are may be the place of another. */
+/* Where they are may be the place of another. The driver may start programs of its own, which get neither. */
 static void take_files(int socket, int folder)
 {
     int high = fcntl(socket, F_DUPFD_CLOEXEC, FOLDER + 1);
     int other = folder > 0 ? fcntl(folder, F_DUPFD_CLOEXEC, FOLDER + 1) : -1;
-    if (dup2(high, SOCKET) != SOCKET || (folder > 0 && dup2(other, FOLDER) != FOLDER))
+    if (dup3(high, SOCKET, O_CLOEXEC) != SOCKET ||
+        (folder > 0 && dup3(other, FOLDER, O_CLOEXEC) != FOLDER))
         _exit(126);
     sys_close_from(folder > 0 ? FOLDER + 1 : SOCKET + 1);
 }

@@ -26,6 +26,7 @@ struct cuda_shared {
     pid_t root;
     double lock_timeout, copy_timeout, retry_for, deadline; /* see struct cuda_work */
     int folder; /* of this program, for device memory; 0: none */
+    bool none_parked; /* see struct cuda_work */
     struct cuda_gpu_pair pairs[CUDA_GPUS_MAX];
     size_t pair_count;
     struct cuda_gpu_need needs[CUDA_GPUS_MAX]; /* of an unpark */

@@ -4,12 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "hostmem.h"
@@ -18,7 +20,7 @@
 enum { BLOCK = 16 << 20, TRIES = 3, LINE = 80, NAME = 40 };
 enum { PIN_FOR_ALL = 1 }; /* in every context */
 
-static const uint64_t spare = 64 << 20; /* bytes that are left for the other images */
+static const uint64_t spare = 64 << 20; /* bytes that are left for others: in the folder, and in memory */
 static const int retry_ms = 100;
 
 /* The device memory of one process, part by part, in the order of its file. */
@@ -96,18 +98,23 @@ static int open_file(int folder, pid_t pid, const char *end, int flags)
     return openat(folder, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
 }
 
-static void remove_files(int folder, pid_t pid)
+static void remove_file(int folder, pid_t pid, const char *end)
 {
     char name[NAME];
-    snprintf(name, sizeof(name), "gpu-memory-%d", pid);
+    snprintf(name, sizeof(name), "gpu-memory-%d%s", pid, end);
     unlinkat(folder, name, 0);
-    snprintf(name, sizeof(name), "gpu-memory-%d.parts", pid);
-    unlinkat(folder, name, 0);
+}
+
+/* A new one: what is there may be another's, or be read by others. */
+static int make_file(int folder, pid_t pid, const char *end, int flags)
+{
+    remove_file(folder, pid, end);
+    return open_file(folder, pid, end, flags | O_CREAT | O_EXCL);
 }
 
 static bool write_parts(int folder, pid_t pid, const struct kept *kept)
 {
-    int fd = open_file(folder, pid, ".parts", O_WRONLY | O_CREAT | O_TRUNC);
+    int fd = make_file(folder, pid, ".parts", O_WRONLY);
     bool done = fd >= 0;
     for (size_t i = 0; done && i < kept->count; i++) {
         char line[LINE], uuid[CUDA_UUID_TEXT];
@@ -125,10 +132,8 @@ static int read_parts(int folder, pid_t pid, struct kept *kept)
     char name[NAME], text[CUDA_GPUS_MAX * LINE];
     *kept = (struct kept){.count = 0};
     snprintf(name, sizeof(name), "gpu-memory-%d.parts", pid);
-    if (faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) != 0)
-        return 0;
     if (io_read_file_at(folder, name, text, sizeof(text)) < 0)
-        return -1;
+        return errno == ENOENT ? 0 : -1;
     for (const char *at = text; *at != '\0'; kept->count++) {
         char *end;
         struct cuda_uuid uuid;
@@ -151,7 +156,11 @@ static int read_parts(int folder, pid_t pid, struct kept *kept)
 
 bool cuda_storage_room(int folder, uint64_t bytes)
 {
+    struct statfs kind;
     struct statvfs status;
+    if (fstatfs(folder, &kind) != 0 || (uint32_t)kind.f_type == TMPFS_MAGIC ||
+        (uint32_t)kind.f_type == RAMFS_MAGIC)
+        return false;
     return fstatvfs(folder, &status) == 0 &&
            (uint64_t)status.f_bavail * status.f_frsize >= bytes + spare;
 }
@@ -163,6 +172,26 @@ int cuda_storage_has(int folder, pid_t pid)
 }
 
 /* The driver ------------------------------------------------------------------------------------- */
+
+bool cuda_storage_contexts(const struct cuda_driver *driver)
+{
+    static bool retained;
+    int count = 0;
+    if (retained)
+        return true;
+    bool all = driver->device_get_count(&count) == CUDA_SUCCESS && count > 0;
+    for (int i = 0; i < count; i++) {
+        void *context = NULL;
+        int device;
+        if (driver->device_get(&device, i) == CUDA_SUCCESS &&
+            driver->retain_context(&context, device) == CUDA_SUCCESS)
+            driver->set_context(context); /* any: memory cannot be pinned without */
+        else
+            all = false;
+    }
+    retained = all;
+    return all;
+}
 
 static bool lost(struct cuda_work *work, const struct cuda_task *task, enum kc_reason reason,
                  int error, const char *what, struct kc_result *result)
@@ -222,22 +251,41 @@ static size_t block_at(const struct cuda_storage_part *part, size_t at)
 }
 
 /* Ends what the driver has begun: the process is in that state then. What a call says is not all: it may have
- * been done even so, or be done when it is asked for again. */
+ * been done even so, or be done when it is asked for again. But once it is done the operation is gone, and is
+ * named no more: it is asked for again only where it failed and the driver says that it is not done. */
 static int complete(const struct cuda_work *work, const struct cuda_task *task,
                     const struct cuda_storage_info *info, int expected)
 {
+    void *operation = info->operation;
+    bool asks = true;
+    bool accepted = false;
     int error = CUDA_SUCCESS;
     for (int i = 0; i < TRIES; i++) {
         int state = CUDA_NONE;
         if (i > 0)
             io_sleep_ms(retry_ms);
-        int now = work->driver->complete(info->operation);
-        int asked = work->driver->get_state(task->pid, &state);
-        if (!is_alive(work, task) || (asked == CUDA_SUCCESS && state == expected))
+        int now = asks ? work->driver->complete(operation) : CUDA_SUCCESS;
+        accepted = accepted || (asks && now == CUDA_SUCCESS);
+        int seen = work->driver->get_state(task->pid, &state);
+        if (!is_alive(work, task) || (seen == CUDA_SUCCESS && state == expected))
             return CUDA_SUCCESS;
+        asks = !accepted && seen == CUDA_SUCCESS;
         error = now != CUDA_SUCCESS ? now : error != CUDA_SUCCESS ? error : CUDA_ERROR_ILLEGAL_STATE;
     }
     return error;
+}
+
+/* The state of the process, with patience: much depends on it. CUDA_NONE: the driver does not tell. */
+static int state_now(const struct cuda_work *work, const struct cuda_task *task)
+{
+    int state = CUDA_NONE;
+    for (int i = 0; i < TRIES; i++) {
+        if (i > 0)
+            io_sleep_ms(retry_ms);
+        if (work->driver->get_state(task->pid, &state) == CUDA_SUCCESS)
+            return state;
+    }
+    return CUDA_NONE;
 }
 
 /* To the files ----------------------------------------------------------------------------------- */
@@ -265,12 +313,15 @@ static bool write_at(int fd, const unsigned char *data, size_t size, uint64_t at
     return true;
 }
 
-/* The file cannot take more, and without its memory the process could not run on. */
+/* The file cannot take more than that, and without its memory the process could not run on. */
 static bool rescue(struct held *to, uint64_t in_file)
 {
     uint64_t need = to->kept.total - in_file;
+    if (to->rest != NULL)
+        munmap(to->rest, to->kept.total - to->in_file);
+    to->rest = NULL;
     int64_t there = hostmem_available("", getpid());
-    if (there >= 0 && need > (uint64_t)there)
+    if (there >= 0 && need + spare > (uint64_t)there)
         return false;
     void *memory = mmap(NULL, need > 0 ? need : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
@@ -295,6 +346,14 @@ static bool put(struct sink *sink, const unsigned char *block, size_t size)
     return true;
 }
 
+static bool no_place(const struct cuda_task *task, struct kc_result *result)
+{
+    return kc_fail(result, KC_GPU_FAILED,
+                   "The GPU memory of process %d has room neither in the folder for images nor in the "
+                   "host's memory.",
+                   task->pid);
+}
+
 /* One block is on its way from the device while the one before it is written. */
 static bool copy_out(struct cuda_work *work, const struct cuda_task *task,
                      const struct cuda_storage_part *part, struct sink *sink,
@@ -312,17 +371,58 @@ static bool copy_out(struct cuda_work *work, const struct cuda_task *task,
         if (error != CUDA_SUCCESS)
             error = copy_block(driver, part, at, size, blocks[now], true);
         if (error != CUDA_SUCCESS)
-            return lost(work, task, KC_GPU_STUCK, error, "The GPU memory cannot be read", result);
+            return lost(work, task, KC_GPU_FAILED, error, "The GPU memory cannot be read", result);
         size_t next = at + size;
         if (next < part->size)
             begun = driver->to_host(blocks[1 - now], part->address + next, block_at(part, next),
                                     part->stream);
         if (!put(sink, blocks[now], size))
-            return kc_fail(result, KC_GPU_STUCK,
-                           "The GPU memory of process %d has room neither in the folder for images nor "
-                           "in the host's memory.",
-                           task->pid);
+            return no_place(task, result);
         at = next;
+    }
+    return true;
+}
+
+static bool copy_parts(struct cuda_work *work, const struct cuda_task *task,
+                       const struct cuda_storage_info *info, struct sink *sink,
+                       struct kc_result *result)
+{
+    for (unsigned i = 0; i < info->count; i++) {
+        struct cuda_uuid uuid;
+        enter(work->driver, &info->parts[i], &uuid);
+        if (!copy_out(work, task, &info->parts[i], sink, result))
+            return false;
+    }
+    return true;
+}
+
+/* Errors of writing may show themselves only here. The GPU still has everything then. */
+static bool make_sure(struct cuda_work *work, const struct cuda_task *task,
+                      const struct cuda_storage_info *info, struct sink *sink,
+                      struct kc_result *result)
+{
+    tell(work, CUDA_OP_CHECKPOINT, task);
+    if (sink->to->in_file == 0 || fdatasync(sink->to->file) == 0)
+        return true;
+    sink->error = errno;
+    sink->at = 0;
+    return rescue(sink->to, 0) ? copy_parts(work, task, info, sink, result)
+                               : no_place(task, result);
+}
+
+/* What is shown, part by part. */
+static bool list_parts(const struct cuda_work *work, const struct cuda_task *task,
+                       const struct cuda_storage_info *info, struct kept *kept,
+                       struct kc_result *result)
+{
+    if (info->count > CUDA_GPUS_MAX)
+        return kc_fail(result, KC_GPU_FAILED,
+                       "Process %d has memory on more GPUs than is possible.", task->pid);
+    for (unsigned i = 0; i < info->count; i++) {
+        enter(work->driver, &info->parts[i], &kept->parts[i].uuid);
+        kept->parts[i].size = info->parts[i].size;
+        kept->total += info->parts[i].size;
+        kept->count++;
     }
     return true;
 }
@@ -334,42 +434,30 @@ static enum cuda_stored store(struct cuda_work *work, struct cuda_task *task, st
 {
     struct sink sink = {.to = to};
     struct kept *kept = &to->kept;
-    for (unsigned i = 0; i < info->count && i < CUDA_GPUS_MAX; i++) {
-        enter(work->driver, &info->parts[i], &kept->parts[i].uuid);
-        kept->parts[i].size = info->parts[i].size;
-        kept->total += info->parts[i].size;
-        kept->count++;
-    }
+    if (!list_parts(work, task, info, kept, result))
+        return CUDA_STORE_FAILED;
     to->in_file = kept->total;
     pin_blocks(work->driver);
-    if (kept->count != info->count) {
-        kc_fail(result, KC_GPU_STUCK, "Process %d has memory on more GPUs than is possible.",
-                task->pid);
-        return CUDA_STORE_FAILED;
-    }
     /* What is not there now may not be there later; without it the blocks come one by one. */
     if (kept->total > 0)
         fallocate(to->file, FALLOC_FL_KEEP_SIZE, 0, (off_t)kept->total);
+    errno = 0;
     if (!write_parts(work->folder, task->pid, kept)) {
-        sink.error = errno;
+        sink.error = errno != 0 ? errno : EIO;
         if (!rescue(to, 0)) {
-            kc_fail(result, KC_GPU_STUCK, "The GPU memory of process %d cannot be written anywhere.",
-                    task->pid);
+            no_place(task, result);
             return CUDA_STORE_FAILED;
         }
     }
-    for (size_t i = 0; i < kept->count; i++) {
-        struct cuda_uuid uuid;
-        enter(work->driver, &info->parts[i], &uuid);
-        if (!copy_out(work, task, &info->parts[i], &sink, result))
-            return CUDA_STORE_FAILED;
-    }
+    if (!copy_parts(work, task, info, &sink, result) ||
+        !make_sure(work, task, info, &sink, result))
+        return CUDA_STORE_FAILED;
     task->stored = true;
     task->memory = (int64_t)kept->total;
     tell(work, CUDA_OP_CHECKPOINT, task);
     int error = complete(work, task, info, CUDA_CHECKPOINTED);
     if (error != CUDA_SUCCESS) {
-        lost(work, task, KC_GPU_STUCK, error, "The driver does not end the checkpoint", result);
+        lost(work, task, KC_GPU_FAILED, error, "The driver does not end the checkpoint", result);
         return CUDA_STORE_FAILED;
     }
     task->shown = false;
@@ -379,40 +467,49 @@ static enum cuda_stored store(struct cuda_work *work, struct cuda_task *task, st
     return CUDA_STORE_FAILED;
 }
 
-enum cuda_stored cuda_storage_save(struct cuda_work *work, struct cuda_task *task,
-                                   struct kc_result *result)
+/* Asks the driver to show the memory, which it has done where it says so; else its state tells. */
+static enum cuda_stored begin(struct cuda_work *work, struct cuda_task *task, struct held *to,
+                              struct kc_result *result)
 {
     struct cuda_storage_info *info = NULL;
     struct cuda_checkpoint_args args = {.custom_storage = &info};
-    int state = CUDA_NONE;
+    task->shown = true;
+    int error = work->driver->checkpoint(task->pid, &args);
+    bool done = error == CUDA_SUCCESS;
+    int state = done && info != NULL ? CUDA_CHECKPOINTING : state_now(work, task);
+    if (!is_alive(work, task))
+        return CUDA_STORED;
+    if (state == CUDA_CHECKPOINTING && info != NULL)
+        return store(work, task, to, info, result);
+    task->shown = state != CUDA_LOCKED && state != CUDA_CHECKPOINTED;
+    if (state == CUDA_LOCKED)
+        return CUDA_NOT_STORED;
+    if (state == CUDA_CHECKPOINTED && done)
+        return CUDA_IN_HOST;
+    lost(work, task, KC_GPU_FAILED, done ? CUDA_ERROR_ILLEGAL_STATE : error,
+         "The driver has begun a checkpoint that it does not show", result);
+    return CUDA_STORE_FAILED;
+}
+
+enum cuda_stored cuda_storage_save(struct cuda_work *work, struct cuda_task *task,
+                                   struct kc_result *result)
+{
     let_go(task->pid);
     struct held *to = calloc(1, sizeof(*to));
     if (to == NULL)
         return CUDA_NOT_STORED;
     to->pid = task->pid;
-    to->file = open_file(work->folder, task->pid, "", O_RDWR | O_CREAT | O_TRUNC);
+    to->file = make_file(work->folder, task->pid, "", O_RDWR);
     to->next = held;
     held = to;
     bool ready = to->file >= 0 && make_blocks();
     if (ready && task->expected > 0 &&
         fallocate(to->file, FALLOC_FL_KEEP_SIZE, 0, (off_t)task->expected) != 0)
         ready = errno != ENOSPC && errno != EDQUOT && errno != EFBIG;
-    task->shown = ready;
-    int error = ready ? work->driver->checkpoint(task->pid, &args) : CUDA_ERROR_NOT_SUPPORTED;
-    enum cuda_stored stored = CUDA_NOT_STORED;
-    if (ready && work->driver->get_state(task->pid, &state) == CUDA_SUCCESS &&
-        state == CUDA_CHECKPOINTING && info != NULL) {
-        stored = store(work, task, to, info, result);
-    } else if (ready && !is_alive(work, task)) {
-        stored = CUDA_STORED;
-    } else if (ready && state != CUDA_LOCKED) {
-        lost(work, task, KC_GPU_STUCK, error, "The driver has begun a checkpoint that it does not show",
-             result);
-        stored = CUDA_STORE_FAILED;
-    }
-    if (stored == CUDA_NOT_STORED) {
-        task->shown = false;
-        remove_files(work->folder, task->pid);
+    enum cuda_stored stored = ready ? begin(work, task, to, result) : CUDA_NOT_STORED;
+    if (stored == CUDA_NOT_STORED || stored == CUDA_IN_HOST) {
+        remove_file(work->folder, task->pid, "");
+        remove_file(work->folder, task->pid, ".parts");
         let_go(task->pid);
     }
     return stored;
@@ -485,7 +582,7 @@ static void new_uuid(const struct cuda_work *work, struct cuda_uuid *uuid)
 }
 
 /* Which part of what was kept belongs there: that of the GPU which this one stands for. Where there are no
- * pairs the driver goes by the order of the GPUs. */
+ * pairs the driver goes by the order of the GPUs; `kept->count`, none, where that is another one now. */
 static size_t part_for(const struct cuda_work *work, const struct kept *kept, size_t at,
                        const struct cuda_uuid *here)
 {
@@ -493,7 +590,7 @@ static size_t part_for(const struct cuda_work *work, const struct kept *kept, si
         struct cuda_uuid there = kept->parts[i].uuid;
         new_uuid(work, &there);
         if (memcmp(&there, here, sizeof(there)) == 0)
-            return i;
+            return work->pair_count > 0 || i == at ? i : kept->count;
     }
     return work->pair_count == 0 ? at : kept->count;
 }

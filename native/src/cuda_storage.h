@@ -11,14 +11,19 @@
 
 #include "cuda_tree.h"
 
-/* Whether a folder has room for that many bytes, and for what else goes there meanwhile. */
+/* Whether a folder has room for that many bytes, and for what else goes there meanwhile. Never where it lies in
+ * the host's memory: what goes there may be more than the host has. */
 bool cuda_storage_room(int folder, uint64_t bytes);
 /* What the folder has of a process: 1 its device memory, 0 nothing, -1 a list that is not valid. */
 int cuda_storage_has(int folder, pid_t pid);
+/* Retains the primary context of every GPU, without which the driver shows no memory on it. They stay until this
+ * process ends. False where one cannot be had. */
+bool cuda_storage_contexts(const struct cuda_driver *driver);
 
 enum cuda_stored {
     CUDA_STORED,
     CUDA_NOT_STORED,   /* the process is as it was: the driver may copy its memory to the host instead */
+    CUDA_IN_HOST,      /* the driver has done that */
     CUDA_STORE_FAILED, /* `result` says why; cuda_tree_return() undoes it where that can be */
 };
 

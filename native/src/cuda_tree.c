@@ -127,6 +127,11 @@ static bool look_at(struct cuda_work *work, struct cuda_task *task, bool expecte
         return kc_fail(result, KC_GPU_FAILED,
                        "The GPU state of process %d is lost: the driver failed earlier.",
                        task->pid);
+    if (task->parked && work->none_parked)
+        return kc_fail(result, KC_GPU_FAILED,
+                       "The GPU memory of process %d is not with it, though it was not parked: it may be "
+                       "lost.",
+                       task->pid);
     if (expected && task->found != CUDA_CHECKPOINTED && task->found != CUDA_LOCKED)
         return kc_fail(result, KC_GPU_FAILED,
                        "The GPU state of process %d did not come back with it.", task->pid);
@@ -263,7 +268,7 @@ static bool checkpoint_all(struct cuda_work *work, struct kc_result *result)
             enum cuda_stored stored = cuda_storage_save(work, task, result);
             if (stored == CUDA_STORE_FAILED)
                 return false;
-            task->copied = stored == CUDA_STORED;
+            task->copied = stored != CUDA_NOT_STORED;
             if (task->copied)
                 continue;
             /* This one, and what comes after it, in the way that needs room in the host. */
@@ -436,6 +441,10 @@ static bool restore_all(struct cuda_work *work, struct patience *patience, struc
         if (!settled_state(work, task, &state, result)) {
             good = false;
             continue;
+        }
+        if (state == CUDA_CHECKPOINTED && task->stored && work->driver->custom_storage) {
+            step(work, CUDA_OP_RESTORE, task->pid, CUDA_START_LIMIT);
+            cuda_storage_contexts(work->driver); /* of those in vain the driver will tell */
         }
         if (state == CUDA_CHECKPOINTED && !waited) {
             wait_for_room(work, task, patience); /* in vain it is tried even so */

@@ -60,6 +60,7 @@ struct cuda_work {
     double deadline;     /* when all that goes forward must be done, by io_now(); 0: never */
     int folder;          /* where device memory is that is stored (cuda_storage.h); 0: nowhere */
     bool store;          /* a checkpoint goes there, not into the processes */
+    bool none_parked;    /* nobody has parked one: what is without its device memory has lost it */
     /* Whether the host has room for it after all: where the folder cannot have it. NULL: not known. */
     bool (*host_room)(void *data);
     /* Told before each driver call, which may take `limit` seconds. False: it is not wanted any more. */

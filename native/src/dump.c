@@ -245,7 +245,7 @@ static bool wait_for_gpu(void *data, int fd, int most)
 /* The GPU's memory comes into the processes before CRIU looks at them. */
 static bool freeze_gpu(struct dump *dump)
 {
-    dump->cuda.folder = dump->args->gpu_to_host ? 0 : dump->images;
+    dump->cuda.folder = dump->args->gpu_to_store ? dump->images : 0;
     if (!cuda_begin(&dump->cuda, &dump->before, dump->args, wait_for_gpu, dump, &dump->result))
         return false;
     if (dump->cuda.shared == NULL)

@@ -48,6 +48,9 @@ static void good_lines(void)
                 "GPU-ffeeddcc-bbaa-9988-7766-554433221100"));
     CHECK(parsed.gpu_map_count == 1 && parsed.gpu_map[0].from.bytes[1] == 0x11 &&
           parsed.gpu_map[0].to.bytes[15] == 0 && parsed.gpu_timeout > 4.9);
+    CHECK(parse("dump --pid 7 --images-dir d") && !parsed.gpu_to_store && !parsed.parked);
+    CHECK(parse("dump --pid 7 --images-dir d --gpu-to-store --parked"));
+    CHECK(parsed.gpu_to_store && parsed.parked);
     CHECK(parse("park --pid 7 --timeout 3 --gpu-timeout 2") && parsed.command == ARGS_PARK);
     CHECK(parse("unpark --pid 7 --gpu-need GPU-00112233-4455-6677-8899-aabbccddeeff=4096"));
     CHECK(parsed.command == ARGS_UNPARK && parsed.gpu_need_count == 1 &&
@@ -101,6 +104,8 @@ static void bad_lines(void)
         "dump --pid 5 --images-dir d -- x",
         "dump --pid 5 --images-dir d --hold",
         "dump --pid 5 --images-dir d --stream",
+        "park --pid 5 --parked",
+        "restore --images-dir d --gpu-to-store",
         "restore --images-dir d --stream=yes",
         "dump --pid 5 --images-dir d --time 3",
         "dump --pid 5 --images-dir d --timeout",

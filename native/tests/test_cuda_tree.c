@@ -252,6 +252,11 @@ static void test_states_that_were_there_before(void)
         CHECK_STRING(fake->calls, "");
     }
     work = reset();
+    work.none_parked = true; /* what is so has lost its memory */
+    fake->state[1] = CUDA_CHECKPOINTED;
+    CHECK(!freeze(&work) && result.reason == KC_GPU_FAILED && strstr(result.message, "may be lost"));
+    CHECK_STRING(fake->calls, "");
+    work = reset();
     fake->state[2] = CUDA_NONE;
     tasks[2].holds_device = true; /* CRIU could not save it */
     CHECK(!freeze(&work) && result.reason == KC_GPU_UNSUPPORTED);

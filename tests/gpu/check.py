@@ -227,6 +227,28 @@ class Check:
         note = f"park {took['park']:.3f} s, unpark {took['unpark']:.3f} s, {released} bytes freed"
         return {"speed": size / took["park"], "took": took, "note": note}
 
+    def files(self) -> dict[str, Any]:
+        """Device memory straight into files (custom storage): save, kill, restore."""
+        if not (self.facts.get("probe", {}).get("gpu") or {}).get("custom_storage"):
+            raise NotPossibleError("the driver does not offer custom storage")
+        size = self.size(self.sizes[0])
+        kernel, digest = self.holder("files", size)
+        began = time.perf_counter()
+        saved = kernel.save("--gpu-to-store")
+        saving = time.perf_counter() - began
+        gpu = saved["gpu"]
+        assert gpu["problem"] is None, gpu["problem"]
+        assert all(one["stored"] for one in gpu["processes"]), "it went through the host's memory"
+        self.intact(kernel, digest)
+        kernel.kill()
+        began = time.perf_counter()
+        kernel.restore().expect("restored", 90)
+        took = {"save": saving, "checkpoint": gpu["checkpoint_s"], "back": gpu["restore_s"]}
+        took["restore"] = time.perf_counter() - began
+        self.intact(kernel, digest)
+        note = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in took.items())
+        return {"speed": size / took["checkpoint"], "took": took, "note": note}
+
     def training(self) -> dict[str, Any]:
         """Save, kill, restore in the middle of a training; a second one is not interrupted."""
         size = self.size(self.sizes[0])
@@ -329,6 +351,7 @@ class Check:
             self.row(name, 75, functools.partial(self.cycle, size))
         self.row("training: save, kill, restore", 100, self.training)
         self.row("park, unpark", 60, self.park)
+        self.row("straight into files: save, kill, restore", 75, self.files)
         self.row("Jupyter: save in the middle of a cell, kill, restore", 100, self.cell)
 
 

@@ -22,7 +22,7 @@ RUN = Path(__file__).with_name("run.sh")
 
 def check(folder: Path, *options: str, faults: Sequence[str] = ()) -> CompletedProcess[str]:
     """What the script says on a node with a simulated GPU; its rows are in `folder`, too."""
-    node = GpuNode(folder / "node", gpu(0, name="NVIDIA L4", persistence=True))
+    node = GpuNode(folder / "node", gpu(0, name="NVIDIA L4", persistence=True), cuda=13040)
     node.machine.faults(*faults)
     try:
         return subprocess.run(
@@ -59,6 +59,7 @@ def test_every_row_passes_on_the_simulated_driver(tmp_path: Path) -> None:
         f"{cycle}0.2 GB": "not possible here",
         "training: save, kill, restore": "passed",
         "park, unpark": "passed",
+        "straight into files: save, kill, restore": "passed",
         "Jupyter: save in the middle of a cell, kill, restore": "passed",
     }, done.stdout
     assert rows[f"{cycle}0.2 GB"]["note"] == "the GPU has 0.1 GB free"
@@ -77,7 +78,7 @@ def test_a_driver_that_hangs_takes_no_row_away(tmp_path: Path) -> None:
     assert [row["verdict"] for row in rows] == [
         *["passed"] * 3,
         "failed",
-        *["not possible here"] * 3,
+        *["not possible here"] * 4,
     ], done.stdout
     assert (rows[3]["note"], rows[4]["note"]) == ("it took too long", "no time was left")
     assert len(done.stdout.splitlines()) == len(rows) + 2

@@ -240,6 +240,25 @@ def tmpfs(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@contextmanager
+def disk(folder: Path, size: int, really: int = 0) -> Iterator[Path]:
+    """A file system of so many MiB; of fewer than it says where `really` is given."""
+    folder.mkdir(mode=0o700)
+    with tmpfs(folder / "below", f"{really}m" if really else "100%") as below:
+        image = below / "image"
+        with open(image, "wb") as file:
+            file.truncate(size << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", image], check=True)
+        mounted = folder / "mounted"
+        mounted.mkdir()
+        subprocess.run(["mount", "-o", "loop", image, mounted], check=True)
+        try:
+            mounted.chmod(0o700)
+            yield mounted
+        finally:
+            subprocess.run(["umount", mounted], check=True)
+
+
 def empty(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir(mode=0o700)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.native.driver import Capture, Event, Kernel, state, wait_until
+from tests.native.driver import Capture, Event, Kernel, empty, state, wait_until
 from tests.native.gpu_node import PAIR, GpuNode, held, intact, reached
 from tests.simgpu.simgpu import gpu
 
@@ -107,7 +107,12 @@ def test_a_parked_kernel_is_saved_as_it_is_and_comes_back_with_its_gpu(
     one = program(here)
     sums = held(one)
     done(move(here, "park", one))
-    record = one.save()["gpu"]
+    # What nobody says was parked may as well have lost it.
+    error = failed(one.dump())
+    assert error["reason"] == "gpu_failed" and "may be lost" in error["message"], error
+    stands_still(here, one)
+    empty(one.images)
+    record = one.save("--parked")["gpu"]
     assert record["processes"][0]["parked"]
     stands_still(here, one)
     one.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.driver import Event, Kernel, empty, tmpfs, wait_until
+from tests.native.driver import Capture, Event, Kernel, disk, empty, tmpfs, wait_until
 from tests.native.gpu_node import HOLDER, PAIR, GpuNode, held, intact, reached
 from tests.simgpu.simgpu import gpu
 
@@ -47,9 +47,15 @@ def files(kernel: Kernel) -> list[str]:
     return sorted(path.name for path in kernel.images.glob("gpu-memory-*"))
 
 
+def dump(kernel: Kernel, *extra: str, pid: int | None = None) -> Capture:
+    return kernel.dump("--gpu-to-store", *extra, pid=pid)
+
+
 def saved(kernel: Kernel, *extra: str) -> Event:
     empty(kernel.images)
-    record: Event = kernel.save(*extra)["gpu"]
+    event = dump(kernel, *extra).finish()
+    assert event["event"] == "done", event
+    record: Event = event["gpu"]
     return record
 
 
@@ -111,7 +117,7 @@ def test_a_tree_of_processes_in_a_pid_namespace_is_stored_again(
     pid = one.restore("--pid-namespace", "always").expect("restored")["pid"]
     intact(one, sums)
     empty(one.images)
-    record = one.dump(pid=pid).finish()["gpu"]
+    record = dump(one, pid=pid).finish()["gpu"]
     assert stored(record) == [True, True] and record["problem"] is None
     intact(one, sums)
 
@@ -134,7 +140,7 @@ def test_the_host_needs_no_room_for_it(large: Held) -> None:
     here, one, sums = large
     here.machine.faults("cuCheckpointOperationComplete 1 delay 2000")
     empty(one.images)
-    capture = one.dump()
+    capture = dump(one)
     data = one.images / f"gpu-memory-{one.pid}"
     wait_until(lambda: data.exists() and data.stat().st_size >= 50 * MIB, "all is copied")
     helper = next(
@@ -174,6 +180,10 @@ def _is_below(process: Path, ancestor: int) -> bool:
         "cuCheckpointOperationComplete 2 error 999",
         "cuCheckpointOperationComplete * after 999",
         "cuCheckpointProcessCheckpoint * after 999",
+        # Its third look at the state: what is complete by then must not be completed again.
+        "cuCheckpointProcessGetState 3 error 999",
+        "cuCheckpointProcessGetState 3 error 999\ncuCheckpointOperationComplete 1 after 999",
+        "cuCheckpointProcessGetState 3 error 999\ncuCheckpointProcessCheckpoint 1 after 999",
     ],
 )
 def test_what_fails_once_is_done_again(large: Held, fault: str) -> None:
@@ -185,9 +195,12 @@ def test_what_fails_once_is_done_again(large: Held, fault: str) -> None:
     intact(one, sums)
 
 
-def test_what_the_driver_does_not_show_comes_to_the_host(large: Held) -> None:
+@pytest.mark.parametrize(
+    "fault", ["cuCheckpointProcessCheckpoint 1 error 2", "cuDevicePrimaryCtxRetain 1 error 2"]
+)
+def test_what_the_driver_does_not_show_comes_to_the_host(large: Held, fault: str) -> None:
     here, one, sums = large
-    here.machine.faults("cuCheckpointProcessCheckpoint 1 error 2")
+    here.machine.faults(fault)
     record = saved(one)
     assert stored(record) == [False] and record["problem"] is None
     assert record["processes"][0]["memory_bytes"] >= 50 * MIB
@@ -196,19 +209,37 @@ def test_what_the_driver_does_not_show_comes_to_the_host(large: Held) -> None:
     intact(one, sums)
 
 
-def test_it_can_be_left_to_the_host(large: Held) -> None:
+def test_it_is_left_to_the_host_where_nobody_wants_it_otherwise(large: Held) -> None:
     _, one, sums = large
-    record = saved(one, "--gpu-to-host")
+    empty(one.images)
+    record = one.save()["gpu"]
     assert stored(record) == [False] and files(one) == []
     intact(one, sums)
 
 
-def test_a_folder_without_room_leaves_it_to_the_host(
-    node: Nodes, program: Kernels, tmp_path: Path
+def test_what_has_the_name_of_a_file_is_left_alone(large: Held) -> None:
+    _, one, sums = large
+    empty(one.images)
+    other = one.folder / "other"
+    other.write_text("another's")
+    other.chmod(0o644)
+    data = one.images / f"gpu-memory-{one.pid}"
+    data.hardlink_to(other)
+    assert stored(dump(one).finish()["gpu"]) == [True]
+    assert other.read_text() == "another's"
+    assert data.stat().st_size >= 50 * MIB and data.stat().st_mode & 0o777 == 0o600
+    intact(one, sums)
+
+
+@pytest.mark.parametrize("place", ["small", "in memory"])
+def test_a_folder_that_is_not_good_for_it_leaves_it_to_the_host(
+    node: Nodes, program: Kernels, tmp_path: Path, place: str
 ) -> None:
-    with tmpfs(tmp_path / "small", "96m") as small:
+    """Without room for all that the GPU has, or room that is taken from the host's memory."""
+    mounted = disk(tmp_path / place, 96) if place == "small" else tmpfs(tmp_path / place, "256m")
+    with mounted as folder:
         one = program(node(gpu(0, memory=128 * MIB), cuda=SINCE), LARGE)
-        one.images = small / "images"
+        one.images = folder / "images"
         one.images.mkdir(mode=0o700)
         sums = held(one)
         record = saved(one)
@@ -225,11 +256,28 @@ def test_what_cannot_be_written_is_kept_in_memory_and_the_save_undone(large: Hel
     empty(one.images)
     here.machine.faults("nvmlDeviceGetComputeRunningProcesses_v3 * error 999")
     with largest_file(20 * MIB):
-        capture = one.dump()
+        capture = dump(one)
     error = capture.finish()
     assert (error["event"], error["reason"]) == ("error", "no_space"), error
     here.machine.faults()
     intact(one, sums)
+
+
+def test_a_disk_that_loses_what_was_written_is_found_out_before_the_gpu_is_freed(
+    node: Nodes, program: Kernels, tmp_path: Path
+) -> None:
+    """It takes everything at first, as a thin volume or a network's does, and cannot keep it."""
+    with disk(tmp_path / "disk", 300, really=24) as folder:
+        here = node(gpu(0, memory=128 * MIB), cuda=SINCE)
+        one = program(here, LARGE)
+        one.images = folder / "images"
+        one.images.mkdir(mode=0o700)
+        sums = held(one)
+        error = dump(one).finish()
+        assert (error["event"], error["reason"]) == ("error", "no_space"), error
+        assert "cannot be written" in error["message"]
+        intact(one, sums)
+        assert here.machine.used() > 0
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "killed"])
@@ -239,7 +287,7 @@ def test_a_save_that_is_given_up_in_the_middle_of_the_copy_is_undone(
     here, one, sums = large
     here.machine.faults("cuMemcpyDtoHAsync * delay 300")
     empty(one.images)
-    capture = one.dump("--timeout", "0.8" if reason == "timeout" else "60")
+    capture = dump(one, "--timeout", "0.8" if reason == "timeout" else "60")
     reached(capture, "checkpoint")
     if reason == "cancelled":
         capture.send("cancel")
@@ -290,8 +338,49 @@ def test_memory_that_cannot_be_had_is_said(node: Nodes, program: Kernels, fault:
     one = program(here)
     held(one)
     here.machine.faults(fault)
-    error = one.dump("--timeout", "3").finish()
+    error = dump(one, "--timeout", "3").finish()
     assert (error["event"], error["reason"]) == ("error", "gpu_stuck"), error
+
+
+def test_a_failure_that_can_be_undone_is_not_told_as_one_that_cannot(large: Held) -> None:
+    """The driver does not tell that it has completed, and all is brought back from the file."""
+    here, one, sums = large
+    empty(one.images)
+    here.machine.faults(*(f"cuCheckpointProcessGetState {i} error 999" for i in (3, 4, 5)))
+    error = dump(one).finish()
+    assert (error["event"], error["reason"]) == ("error", "gpu_failed"), error
+    here.machine.faults()
+    intact(one, sums)
+
+
+def test_without_contexts_a_restore_is_refused_by_the_driver(node: Nodes, program: Kernels) -> None:
+    here = node(cuda=SINCE)
+    one = program(here)
+    sums = held(one)
+    saved(one)
+    one.kill()
+    here.machine.faults("cuDevicePrimaryCtxRetain * error 2")
+    error = one.restore("--gpu-timeout", "0.3").finish()
+    assert (error["event"], error["reason"]) == ("error", "gpu_failed"), error
+    assert "CUDA_ERROR_INVALID_CONTEXT" in error["message"]
+    here.machine.faults()
+    one.restore().expect("restored")
+    intact(one, sums)
+
+
+def test_without_a_map_gpus_in_another_order_are_refused(node: Nodes, program: Kernels) -> None:
+    """The driver goes by their order, so each would get the other's memory."""
+    one = program(node(gpu(0), gpu(1), cuda=SINCE), TWO.replace("(number + 1) << 20", "1 << 20"))
+    sums = held(one)
+    saved(one)
+    one.kill()
+    there = node(gpu(1), gpu(0), cuda=SINCE)
+    there.take(one)
+    error = one.restore("--timeout", "5").finish()
+    assert (error["event"], error["reason"]) == ("error", "gpu_failed"), error
+    straight = [f"--gpu-map={gpu(n)['uuid']}={gpu(n)['uuid']}" for n in (0, 1)]
+    one.restore(*straight).expect("restored")
+    intact(one, sums)
 
 
 def test_a_driver_without_it_refuses_such_a_state_in_words(node: Nodes, program: Kernels) -> None:

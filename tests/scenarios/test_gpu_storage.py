@@ -15,7 +15,7 @@ from tests.simgpu.simgpu import gpu
 pytestmark = pytest.mark.root
 
 MIB = 1 << 20
-CONFIG = {"GpuCkpt": {"gpu_timeout": 2.0}}
+CONFIG = {"GpuCkpt": {"gpu_timeout": 2.0, "gpu_to_store": True}}
 DRIVER = {"driver": "620.10.01", "cuda": 13040}
 SIZE = 12
 

@@ -69,6 +69,44 @@ def test_device_memory_goes_to_storage_and_back(
     one.wait_line(intact, after=count)
 
 
+def test_memory_is_shown_only_to_who_has_a_primary_context_there(
+    machine: Machines, program: Programs
+) -> None:
+    here = machine(gpu(0), gpu(1), cuda=13040)
+    one, intact = holder(program, here)
+    source = """
+pid = int(os.environ["TARGET"])
+gpu = Gpu(1)
+driver = gpu.driver
+def refused(what):
+    try:
+        what(pid)
+    except CudaError as error:
+        assert error.code == INVALID_CONTEXT, error
+    else:
+        raise AssertionError("it was shown")
+driver.lock(pid)
+refused(driver.custom_checkpoint)
+assert driver.state(pid) == LOCKED
+gpu = Gpu(0)
+storage = driver.custom_checkpoint(pid)
+saved = gpu.read(storage.devices[0].address, storage.devices[0].size)
+driver.complete(storage)
+driver.cuDevicePrimaryCtxRelease_v2(0)
+refused(driver.custom_restore)
+assert driver.state(pid) == CHECKPOINTED
+gpu = Gpu(0)
+storage = driver.custom_restore(pid)
+gpu.write(storage.devices[0].address, saved)
+driver.complete(storage)
+driver.unlock(pid)
+say("done")
+"""
+    other = program(here, source, TARGET=str(one.pid), prelude=Program.IMPORTS)
+    other.wait_line("done")
+    one.wait_line(intact, after=len(one.lines()))
+
+
 def test_an_older_driver_takes_the_field_for_a_reserved_one(
     machine: Machines, program: Programs
 ) -> None:

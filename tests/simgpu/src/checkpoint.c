@@ -89,14 +89,32 @@ static bool uses_partition(void)
     return found;
 }
 
-static CUresult checkpoint_process(uint64_t token)
+// Whether whoever is to see the memory has contexts on all GPUs that this process uses, or will.
+static bool can_see(const struct command *command, const int map[SIM_MAX_GPUS])
 {
+    uint64_t used = 0;
+    for (int i = 0; i < driver.visible_count; i++)
+        if (driver.primary[i].references > 0)
+            used |= 1ULL << map[driver.primary[i].gpu];
+    for (struct CUctx_st *one = driver.contexts; one; one = one->next)
+        used |= 1ULL << map[one->gpu];
+    return (used & ~command->contexts) == 0;
+}
+
+static CUresult checkpoint_process(const struct command *command)
+{
+    uint64_t token = command->token;
+    int same[SIM_MAX_GPUS];
+    for (int i = 0; i < SIM_MAX_GPUS; i++)
+        same[i] = i;
     if (driver.state != CU_PROCESS_STATE_LOCKED)
         return CUDA_ERROR_ILLEGAL_STATE;
     if (uses_partition() ||
         (driver.managed && !(driver.machine.flags & SIM_MANAGED_CHECKPOINT)) ||
         (driver.ipc && !(driver.machine.flags & SIM_IPC_CHECKPOINT)))
         return CUDA_ERROR_NOT_SUPPORTED;
+    if (token && !can_see(command, same))
+        return CUDA_ERROR_INVALID_CONTEXT;
     CUresult result = token ? device_call(SIM_SHARE, -1, token, 0, 0) : copy_out();
     if (result != CUDA_SUCCESS) {
         drop_copies();
@@ -196,6 +214,8 @@ static CUresult restore_process(const struct command *command)
         result = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     if (result == CUDA_SUCCESS)
         result = map_gpus(command, &old, &driver.machine, map);
+    if (result == CUDA_SUCCESS && command->token && !can_see(command, map))
+        result = CUDA_ERROR_INVALID_CONTEXT;
     if (result == CUDA_SUCCESS) {
         result = acquire(map);
         if (result == CUDA_ERROR_OUT_OF_MEMORY && driver.machine.flags & SIM_STICKY_OOM)
@@ -236,7 +256,7 @@ CUresult carry_out(const struct command *command, uint64_t *value)
     case COMMAND_LOCK:
         return lock_process(command->timeout_ms);
     case COMMAND_CHECKPOINT:
-        return checkpoint_process(command->token);
+        return checkpoint_process(command);
     case COMMAND_RESTORE:
         return restore_process(command);
     case COMMAND_UNLOCK:

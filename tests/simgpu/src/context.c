@@ -217,18 +217,13 @@ API CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
     LEAVE(*stream ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-// A stream of the primary context of a GPU, which is made for it. With driver.mutex held.
+// A stream of the primary context of a GPU, where that is retained. With driver.mutex held.
 CUstream stream_of_gpu(int gpu)
 {
     for (int device = 0; device < driver.visible_count; device++) {
         struct CUctx_st *primary = &driver.primary[device];
-        if (driver.visible[device] != gpu)
+        if (driver.visible[device] != gpu || primary->references == 0)
             continue;
-        if (primary->references == 0 && add_context(device) != CUDA_SUCCESS)
-            return NULL;
-        primary->gpu = gpu;
-        primary->primary = true;
-        primary->references++;
         CUstream stream = calloc(1, sizeof(*stream));
         if (stream)
             stream->context = primary;

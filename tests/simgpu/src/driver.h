@@ -76,7 +76,7 @@ CUresult device_receive(enum sim_op op, int gpu, uint64_t a, uint64_t b, void *o
 
 // The context that is current in this thread, or NULL.
 CUcontext current_context(void);
-// A new stream of a GPU's primary context, or NULL. With driver.mutex held.
+// A new stream of a GPU's primary context, or NULL where it is not retained. With driver.mutex held.
 CUstream stream_of_gpu(int gpu);
 // The allocation that holds the whole range, or NULL. With driver.mutex held.
 struct allocation *find_allocation(CUdeviceptr address, uint64_t size);

@@ -11,7 +11,11 @@ struct CUcheckpointOperation_st {
     CUcheckpointCustomStorageInfo info; // first: it is what the caller gets a pointer to
     CUcheckpointCustomStoragePerDeviceData devices[SIM_MAX_GPUS];
     int pid;
+    CUcheckpointOperationHandle next;
 };
+
+// Those that are not complete. With driver.mutex.
+static CUcheckpointOperationHandle operations;
 
 enum { GPU_PAIRS_SINCE = 13000, CUSTOM_STORAGE_SINCE = 13040, CHECKPOINT_SINCE = 12080 };
 
@@ -130,14 +134,20 @@ static CUresult map_devices(int pid, uint64_t token, CUcheckpointCustomStorageIn
         operation->devices[operation->info.deviceCount++] =
             (CUcheckpointCustomStoragePerDeviceData){address, size, stream_of_gpu(i)};
     }
+    operation->next = operations;
+    operations = operation;
     pthread_mutex_unlock(&driver.mutex);
     *out = &operation->info;
     return result;
 }
 
-static CUresult token_for(const struct sim_machine *machine, bool custom, uint64_t *token)
+// Where another process's memory is to be shown: under which token, and on which GPUs it can be.
+static CUresult ask_to_see(const struct sim_machine *machine, bool custom, struct command *command)
 {
-    *token = 0;
+    uint64_t *token = &command->token;
+    for (int i = 0; i < driver.visible_count; i++)
+        if (driver.primary[i].references > 0)
+            command->contexts |= 1ULL << driver.primary[i].gpu;
     if (!custom)
         return CUDA_SUCCESS;
     if ((int)machine->cuda_version < CUSTOM_STORAGE_SINCE)
@@ -159,7 +169,7 @@ API CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *
     if (arguments && !zero(arguments->reserved, sizeof(arguments->reserved)))
         return CUDA_ERROR_INVALID_VALUE;
     bool custom = arguments && arguments->customStorageInfo_out;
-    result = token_for(&machine, custom, &command.token);
+    result = ask_to_see(&machine, custom, &command);
     if (result == CUDA_SUCCESS)
         result = send_command(pid, &command, NULL);
     if (result == CUDA_SUCCESS && custom)
@@ -197,7 +207,7 @@ API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *argume
     }
     if (!driver.initialised && !persistent(&machine))
         return CUDA_ERROR_NOT_INITIALIZED;
-    result = token_for(&machine, custom, &command.token);
+    result = ask_to_see(&machine, custom, &command);
     if (result == CUDA_SUCCESS)
         result = send_command(pid, &command, NULL);
     if (result == CUDA_SUCCESS && custom)
@@ -205,11 +215,25 @@ API CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *argume
     return end(result);
 }
 
+// Where it is in the list of those that are not complete; NULL is there when it is not. With driver.mutex held.
+static CUcheckpointOperationHandle *find_operation(CUcheckpointOperationHandle operation)
+{
+    CUcheckpointOperationHandle *at = &operations;
+    while (*at && *at != operation)
+        at = &(*at)->next;
+    return at;
+}
+
 API CUresult cuCheckpointOperationComplete(CUcheckpointOperationHandle operation)
 {
     struct sim_machine machine;
     if (!operation)
         return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&driver.mutex);
+    bool known = *find_operation(operation);
+    pthread_mutex_unlock(&driver.mutex);
+    if (!known)
+        abort(); // it is complete, and gone: the real driver may do anything then
     CUresult result = begin(__func__, operation->pid, &machine);
     if (result != CUDA_SUCCESS)
         return result;
@@ -230,7 +254,11 @@ API CUresult cuCheckpointOperationComplete(CUcheckpointOperationHandle operation
     struct command command = {.op = COMMAND_COMPLETE};
     if (result == CUDA_SUCCESS)
         result = send_command(operation->pid, &command, NULL);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&driver.mutex);
+        *find_operation(operation) = operation->next;
+        pthread_mutex_unlock(&driver.mutex);
         free(operation);
+    }
     return end(result);
 }

@@ -21,6 +21,7 @@ struct command {
     uint32_t timeout_ms;
     uint32_t pair_count;
     uint64_t token;            // custom storage: where the device memory is handed over, else 0
+    uint64_t contexts;         // ... and the GPUs on which the caller has its primary context, a bit each
     char folder[SIM_FOLDER];   // the machine of the caller: it is the one to restore on
     CUcheckpointGpuPair pairs[SIM_MAX_GPUS * 2];
 };
