@@ -71,7 +71,26 @@ class _Folder:
             self._remote.close()
 
 
-class UserPlaces:
+class _Places:
+    """Finds names by folders that stand for them; none where there is no such pattern."""
+
+    def __init__(self, pattern: _Pattern | None, options: dict[str, Any], timeout: float) -> None:
+        self._pattern = pattern
+        self._folder = None if pattern is None else _Folder(pattern.folder, options, timeout)
+
+    def _names(self, most: int, name_of: Callable[[str], str | None]) -> list[str]:
+        """The names that the first so many folders stand for; blocks."""
+        if self._pattern is None or self._folder is None:
+            return []
+        return self._pattern.names(self._folder.names(most), name_of)
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        if self._folder is not None:
+            self._folder.close()
+
+
+class UserPlaces(_Places):
     """Finds the names of all who have states: also of those whom the hub has deleted.
 
     By the folders that stand for users, as in ``s3://states/{username}``, or by their parts of one
@@ -88,11 +107,8 @@ class UserPlaces:
     """
 
     def __init__(self, template: str, options: dict[str, Any], timeout: float) -> None:
+        super().__init__(_users_pattern(template), options, timeout)
         self._template = template
-        self._pattern = _users_pattern(template)
-        self._folder = (
-            None if self._pattern is None else _Folder(self._pattern.folder, options, timeout)
-        )
 
     def find(self) -> list[str]:
         """Their names, in order; blocks.
@@ -102,16 +118,8 @@ class UserPlaces:
         Exception
             What the store raises.
         """
-        if self._pattern is None or self._folder is None:
-            return []
-        name_of = unsafe if _USER in self._template else _owner
-        found = self._pattern.names(self._folder.names(_USERS_LOOKED_AT), name_of)
+        found = self._names(_USERS_LOOKED_AT, unsafe if _USER in self._template else _owner)
         return list(islice(filter(self._has_store, found), _MOST_USERS))
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-        if self._folder is not None:
-            self._folder.close()
 
     def _has_store(self, name: str) -> bool:
         """Whether there may be a store, and not just a folder of that name, such as a home."""
@@ -122,7 +130,7 @@ class UserPlaces:
         return os.path.lexists(store / "store.json")
 
 
-class ServerPlaces:
+class ServerPlaces(_Places):
     """Finds the names of a user's servers by the folders of their states.
 
     Only where the user's own folder holds one for each server, as in
@@ -141,10 +149,7 @@ class ServerPlaces:
     """
 
     def __init__(self, template: str, options: dict[str, Any], user: str, timeout: float) -> None:
-        self._pattern = _pattern(template, user)
-        self._folder = (
-            None if self._pattern is None else _Folder(self._pattern.folder, options, timeout)
-        )
+        super().__init__(_pattern(template, user), options, timeout)
 
     def find(self) -> list[str]:
         """Their names, in order; blocks.
@@ -154,14 +159,7 @@ class ServerPlaces:
         Exception
             What the store raises.
         """
-        if self._pattern is None or self._folder is None:
-            return []
-        return self._pattern.names(self._folder.names(_LOOKED_AT), unsafe)[:_MOST]
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-        if self._folder is not None:
-            self._folder.close()
+        return self._names(_LOOKED_AT, unsafe)[:_MOST]
 
 
 def _owner(part: str) -> str | None:
