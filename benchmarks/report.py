@@ -25,11 +25,20 @@ class Row:
     theirs: list[float]
     limit: str
     unit: Literal["s", "MB", ""] = "s"
+    #: So many rounds make one ratio: two where each side goes first in every second round, and
+    #: it matters which does.
+    rounds: int = 1
 
     @property
     def ratio(self) -> Interval:
         """Median of the ratios of measurements taken one right after the other."""
-        return interval([[a / b] for a, b in zip(self.ours, self.theirs, strict=True)])
+        ours, theirs = self._summed(self.ours), self._summed(self.theirs)
+        return interval([[a / b] for a, b in zip(ours, theirs, strict=True)])
+
+    def _summed(self, values: list[float]) -> list[float]:
+        """The sums of each `rounds` values; too few for a sum at the end are left out."""
+        starts = range(0, len(values) - self.rounds + 1, self.rounds)
+        return [sum(values[at : at + self.rounds]) for at in starts]
 
     @property
     def verdict(self) -> str:

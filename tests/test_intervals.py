@@ -40,3 +40,11 @@ def test_only_what_the_interval_shows_is_claimed(
     ours: list[float], limit: str, verdict: str
 ) -> None:
     assert Row("x", "y", ours, [1.0] * len(ours), limit).verdict == verdict
+
+
+def test_it_does_not_matter_who_goes_first_in_more_rounds() -> None:
+    second = 1.5  # so much slower is who comes after the other
+    ours, theirs = [1.0, second] * 3, [second, 1.0] * 3
+    row = Row("x", "y", [*ours, 1.0], [*theirs, second], "<= 1.15", rounds=2)
+    assert row.ratio == (1.0, 1.0, 1.0)
+    assert Row("x", "y", ours[:5], theirs[:5], "<= 1.15").ratio.median != 1.0
