@@ -4,6 +4,7 @@ SHELL := /bin/bash
 export PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 8888
+BENCH ?=
 
 .PHONY: help dev lab test lint bench clean
 
@@ -26,10 +27,10 @@ lint: ## check style and types
 	@.ci/setup lint
 	@.ci/test lint
 
-bench: ## measure against plain CRIU and print the ratios
+bench: ## measure against plain CRIU and print the ratios (BENCH="part --option ...")
 	@.ci/setup test
 	@.ci/setup-system bench
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 clean: ## remove what was built, and the environment
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache

@@ -11,12 +11,13 @@
 #      killed and restored through the command line (smoke.py); `make lint` passes;
 #   4. as an ordinary user: `make dev` says what capture needs, and `doctor` the same; then that
 #      is granted, and the check of 3 passes.
-# `tests/setup/bare.sh RELEASE test` does 3 alone, and then `make test`.
+# `tests/setup/bare.sh RELEASE test` does 3 alone, and then `make test`; with `bench` in its place
+# 3 alone, and then `make bench` with little data: that it runs, not what it measures.
 # `tests/setup/bare.sh RELEASE binder` runs `binder/postBuild` as a user in a fresh environment, with
 # the packages of `binder/apt.txt`, and looks whether the sample notebook is what opens.
 #
-# Takes 5 to 10 minutes (`test`: 30 to 60, and gigabytes of PyTorch) and 1 GB below BARE_DIR
-# (`test`: 10), where the base is kept for the next run.
+# Takes 5 to 10 minutes (`test`: 30 to 60, and gigabytes of PyTorch; `bench` likewise) and 1 GB below
+# BARE_DIR (`test`, `bench`: 10), where the base is kept for the next run.
 #
 #   BARE_DIR    where roots are made (/var/tmp/jupyter-gpu-ckpt-bare)
 #   BARE_NODE   Node.js program to copy in where the release's own is older than 20 (`node`)
@@ -30,7 +31,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 repository=$(cd "$here/../.." && pwd)
 
-release=${1:?usage: bare.sh bookworm|trixie [test|binder]}
+release=${1:?usage: bare.sh bookworm|trixie [test|bench|binder]}
 what=${2:-dev}
 work=${BARE_DIR:-/var/tmp/jupyter-gpu-ckpt-bare}
 base=$work/base-$release
@@ -164,7 +165,7 @@ PAGE
   exit 0
 fi
 
-[ "$what" = test ] || bare_user
+[ "$what" = test ] || [ "$what" = bench ] || bare_user
 
 say "make dev as root"
 as_root 'make dev' 2>&1 | tee "$log"
@@ -179,6 +180,14 @@ as_root 'make lint'
 if [ "$what" = test ]; then
   say "make test as root"
   as_root 'make test'
+  say "done"
+  exit 0
+fi
+if [ "$what" = bench ]; then
+  say "make bench as root"
+  as_root 'make bench BENCH="--sizes 0.1 --rounds 1 --store-size 0.25 --recovery-size 0.1 --sets 1"' \
+    2>&1 | tee "$log"
+  expect "$log" "| what | ours | compared with |"
   say "done"
   exit 0
 fi
