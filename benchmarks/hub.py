@@ -36,7 +36,7 @@ add_admin_page(c, url="http://127.0.0.1:{free_port()}", folder={str(folder / "se
 """
     config = {"GpuCkptHub": {"store_url": str(states), "quota": 1 << 30}}
     with Hub(Home(folder / "hub"), hub_config=config, more=more) as hub:
-        hub._request("POST", "users", json={"usernames": names}).raise_for_status()
+        hub.add_users(names)
         with requests.Session() as client:
             client.headers["Authorization"] = f"token {TOKEN}"
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jupyter_core.utils import ensure_async
 
 from .capture.gpu_use import uses_driver
-from .operations import in_thread
+from .operations import in_thread, now
+from .store import ServerStop
 from .work import Work
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Endings:
         if math.isfinite(latest):  # it was foretold
             works += [work for work in self.kernels(foretold=True) if work not in works]
         unsaved = [work for work in works if work.unsaved_since is not None]
+        stop: ServerStop | None = None
         if unsaved and await self._keeper.ability.error() is None:
             log, began = self._keeper.log, time.monotonic()
             log.info("Saving %d kernels before the server stops", len(unsaved))
@@ -62,9 +64,10 @@ class Endings:
             failed = await self.save_all(unsaved, deadline, "shutdown", message)
             took, saved = time.monotonic() - began, len(unsaved) - len(failed)
             log.info("Saved %d of %d kernels in %.1f s", saved, len(unsaved), took)
+            stop = ServerStop(at=now(), seconds=took, kernels=len(unsaved), saved=saved)
         for work in works:
             if work.kernel.policy.has_state:
-                self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown")
+                self._keeper.leases.offer_after_end(work.kernel.kernel_id, "shutdown", stop)
 
     def kernels(self, *, foretold: bool = False) -> list[Work]:
         """The kernels that are saved before the server ends, if there is something to save.

@@ -24,7 +24,7 @@ from .connection import spec_of
 from .errors import CkptError
 from .liveness import Liveness
 from .operations import Run, in_thread
-from .store import KernelRecord, StateRecord, StateStore
+from .store import KernelRecord, ServerStop, StateRecord, StateStore
 from .tracking import TrackedKernel, Tracker
 from .troubles import Troubles
 
@@ -92,8 +92,8 @@ class Leases:
         self._lock = asyncio.Lock()
         #: Kernels whose lease this server has written.
         self._held: set[str] = set()
-        #: Why those that are about to end, end.
-        self._offers: dict[str, str] = {}
+        #: Why those that are about to end, end, and what their server did before it stopped.
+        self._offers: dict[str, tuple[str, ServerStop | None]] = {}
         self._fenced: WeakSet[TrackedKernel] = WeakSet()
 
     async def renew_all(self) -> None:
@@ -161,6 +161,7 @@ class Leases:
             if kernel.autosave is None:
                 kernel.autosave = chosen(understood(old.autosave if old is not None else None))
             record.autosave = kernel.autosave or None
+            record.stop = old.stop if old is not None else None
             self._held.add(record.kernel_id)
             try:
                 if held and old is not None and _same(old, record):
@@ -250,9 +251,12 @@ class Leases:
             except CkptError as error:
                 self._complain(error)
 
-    def offer_after_end(self, kernel_id: str, why: str) -> None:
-        """The kernel is about to be ended though its user wants it: ``shutdown`` or ``cull``."""
-        self._offers[kernel_id] = why
+    def offer_after_end(self, kernel_id: str, why: str, stop: ServerStop | None = None) -> None:
+        """The kernel is about to be ended though its user wants it: ``shutdown`` or ``cull``.
+
+        ``stop``: what its server has done before it stops.
+        """
+        self._offers[kernel_id] = why, stop
 
     async def end_all(self) -> None:
         """The server stops in order; called before its kernels are shut down."""
@@ -271,7 +275,7 @@ class Leases:
 
     def _end(self, kernel_id: str) -> None:
         self._held.discard(kernel_id)
-        offer = self._offers.pop(kernel_id, None)
+        offer, stop = self._offers.pop(kernel_id, (None, None))
         record = self._store.kernel(kernel_id)
         if record is None or (record.lease is not None and not self._liveness.is_own(record.lease)):
             return
@@ -282,6 +286,7 @@ class Leases:
         else:
             self._store.delete_kernel(kernel_id)
 
+            record.stop = stop or record.stop
     def _put(self, record: KernelRecord) -> None:
         try:
             self._store.put_kernel(record)

@@ -94,12 +94,24 @@ def _by_user_and_kind(reports: list[UserReport]) -> Iterator[GaugeMetricFamily]:
     failed = GaugeMetricFamily(
         f"{_P}failed_kernels", "Kernels whose last save failed, by why", labels=["user", "reason"]
     )
+    took = GaugeMetricFamily(
+        f"{_P}last_stop_seconds", "How long the saves before a server's stop took", labels=["user"]
+    )
+    stopped = GaugeMetricFamily(
+        f"{_P}last_stop_kernels",
+        "Kernels with something to save before that stop",
+        labels=["user", "result"],
+    )
     for report in reports:
         if report.read is None:
             continue
+        for stop in report.stops[:1]:
+            took.add_metric([report.user], stop.seconds)
+            stopped.add_metric([report.user, "saved"], stop.saved)
+            stopped.add_metric([report.user, "not_saved"], stop.kernels - stop.saved)
         found = Counter(kernel.status for kernel in report.kernels)
         for status in ("running", "hibernated", "lost", "ended"):
             kernels.add_metric([report.user, status], found[status])
         for reason, count in Counter(failure.reason for failure in report.failures).items():
             failed.add_metric([report.user, reason], count)
-    yield from (kernels, failed)
+    yield from (kernels, failed, took, stopped)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 from tornado.template import Loader
 from tornado.web import HTTPError
 
@@ -18,7 +17,8 @@ from .service_actions import DAY, MOST_DAYS
 from .service_history import ALL
 from .service_plot import usage_plot
 from .service_reading import Person
-from .service_records import FailureRow, StateRow, UserReport
+from .service_records import UserReport
+from .service_tables import tables
 
 FOLDER: Final = Path(__file__).parent
 _LOADER: Final = Loader(str(FOLDER / "templates"), autoescape="xhtml_escape")
@@ -31,24 +31,8 @@ _DONE: Final = {
     "deleted": "The state is deleted. Its space is free within an hour or so.",
     "expired": "The states are deleted. Their space is free within an hour or so.",
 }
-#: Why a state was saved, where something was about to end.
-_ENDS: Final = ("shutdown", "preemption", "cull")
 #: In which order users can be listed, by the word in the address: biggest first, but names.
 _ORDERS: Final = ("user", "used", "share", "states", "oldest", "failed", "lost")
-
-
-class Failed(msgspec.Struct):
-    """A failed save, and whose it was."""
-
-    user: str
-    row: FailureRow
-
-
-class Saved(msgspec.Struct):
-    """A state that was saved before a server or a kernel ended, and whose it is."""
-
-    user: str
-    row: StateRow
 
 
 class Page(Handler):
@@ -112,8 +96,7 @@ class UsersPage(Page):
             order=order if order in _ORDERS else "user",
             problem=self.census.problem,
             read=self.census.finished,
-            failures=_failures(reports),
-            saved=_saved_before_ends(reports),
+            tables=tables(reports, time.time()),
             **self.plot(ALL),
         )
 
@@ -159,7 +142,11 @@ class DeletePage(ActionPage):
         report = await self.census.one(person)
         found = next((row for row in report.states if row.id == state), None)
         if found is None:
-            raise CkptError("unknown_state", "There is no saved state with this id.")
+            raise CkptError(
+                "unknown_state",
+                "There is no saved state with this id.",
+                hint="It may have been deleted: load the user's page anew.",
+            )
         self.show("delete.html", title="Delete a saved state?", report=report, state=found)
 
     async def post(self, name: str, state: str) -> None:
@@ -223,20 +210,3 @@ def _ordered(reports: list[UserReport], order: str) -> list[UserReport]:
         case "lost":
             return sorted(by_name, key=lambda report: -len(report.lost))
     return by_name
-
-
-def _failures(reports: list[UserReport]) -> list[Failed]:
-    """The last failed saves of all users, newest first."""
-    found = [Failed(report.user, row) for report in reports for row in report.failures]
-    return sorted(found, key=lambda failed: failed.row.at, reverse=True)[:50]
-
-
-def _saved_before_ends(reports: list[UserReport]) -> list[Saved]:
-    """What was saved last before servers and kernels ended, of all users, newest first."""
-    found = [
-        Saved(report.user, row)
-        for report in reports
-        for row in report.states
-        if row.reason in _ENDS
-    ]
-    return sorted(found, key=lambda saved: saved.row.created, reverse=True)[:20]

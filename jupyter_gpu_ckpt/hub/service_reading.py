@@ -15,7 +15,7 @@ import msgspec
 from ..errors import CkptError
 from ..liveness import Liveness
 from ..place_settings import PlaceSettings
-from ..store import StateRecord, StateStore
+from ..store import KernelRecord, StateRecord, StateStore
 from ..store.acting import acting_as_owner
 from ..store.kernel_store import READING
 from ..store.keys import KeyRing
@@ -27,13 +27,17 @@ from .keys import user_key
 from .names import filled
 from .service_guard import check_records
 from .service_places import ServerPlaces
-from .service_records import FailureRow, KernelRow, KernelStatus, StateRow, UserReport
+from .service_records import FailureRow, KernelRow, KernelStatus, StateRow, StopRow, UserReport
+from .service_records import seconds as unix_seconds
 from .settings import GpuCkptHub
 
 #: Seconds after which a call to a remote store is given up.
 _TIMEOUT: Final = 10.0
 #: As servers have them, unless the administrator says otherwise.
 _TTL, _INTERVAL = 30.0, 10.0
+#: More kernels than a server has, and longer than its saves before a stop take.
+_MOST_KERNELS: Final = 10_000
+_LONGEST_STOP: Final = 7 * 86400.0
 #: What is to be looked at first.
 _ORDER: Final = ("lost", "running", "hibernated", "ended")
 
@@ -130,6 +134,7 @@ class UserStores:
                 self._read(opened, report)
         report.states.sort(key=lambda state: (state.created, state.id), reverse=True)
         report.failures.sort(key=lambda failure: failure.at, reverse=True)
+        report.stops.sort(key=lambda stop: stop.at, reverse=True)
         return report
 
     def pin(self, state_id: str, pinned: bool) -> None:
@@ -187,7 +192,9 @@ class UserStores:
         states = _states(opened.server, listing)
         report.states += states
         report.size += sum(state.size or 0 for state in states)
-        report.kernels += _kernels(opened, states)
+        records = opened.store.kernels()
+        report.kernels += _kernels(opened, records, states)
+        report.stops += _stops(records)
         report.failures += [
             FailureRow(server=opened.server, **msgspec.structs.asdict(failure))
             for failure in opened.store.failures()
@@ -330,11 +337,27 @@ def _state(server: str, record: StateRecord, cost: int | None, path: str | None)
     )
 
 
-def _kernels(opened: _Opened, states: Sequence[StateRow]) -> list[KernelRow]:
+def _stops(records: Sequence[KernelRecord]) -> list[StopRow]:
+    """The last stops of servers: all kernels of a server say the same of one."""
+    found: dict[tuple[str, str], StopRow] = {}
+    for record in records:
+        stop = record.stop
+        if stop is None or not 0 <= stop.saved <= stop.kernels <= _MOST_KERNELS:
+            continue
+        with suppress(ValueError, OverflowError):  # a time that is none, made up by its user
+            if unix_seconds(stop.at) > 0 and 0 <= stop.seconds <= _LONGEST_STOP:
+                row = StopRow(server=record.server, **msgspec.structs.asdict(stop))
+                found[record.server, stop.at] = row
+    return list(found.values())
+
+
+def _kernels(
+    opened: _Opened, records: Sequence[KernelRecord], states: Sequence[StateRow]
+) -> list[KernelRow]:
     counts = Counter(state.kernel_id for state in states)
     newest = {state.kernel_id: state for state in reversed(states)}
     rows: dict[str, KernelRow] = {}
-    for record in opened.store.kernels():
+    for record in records:
         kernel_id, status = record.kernel_id, "ended"
         if opened.liveness.is_lost(record):
             status = "lost" if counts[kernel_id] else "ended"

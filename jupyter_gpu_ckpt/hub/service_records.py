@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..moments import read_moment
-from ..store import SaveFailure
+from ..store import SaveFailure, ServerStop
 
 KernelStatus = Literal["running", "hibernated", "lost", "ended"]
 
@@ -56,6 +56,12 @@ class FailureRow(SaveFailure, kw_only=True):
     server: str = ""
 
 
+class StopRow(ServerStop, kw_only=True):
+    """What a server saved before it stopped, and which named server it is."""
+
+    server: str = ""
+
+
 class UserReport(msgspec.Struct, kw_only=True):
     """All that is known of one user's states.
 
@@ -77,6 +83,7 @@ class UserReport(msgspec.Struct, kw_only=True):
     states: list[StateRow] = []
     kernels: list[KernelRow] = []
     failures: list[FailureRow] = []
+    stops: list[StopRow] = []
 
     @property
     def newest(self) -> str | None:

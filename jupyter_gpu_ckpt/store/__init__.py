@@ -3,7 +3,16 @@
 from .failures import SaveFailure
 from .layout import make_private_dir
 from .reader import StateReader
-from .records import DamagedState, GcResult, KernelRecord, Lease, LostRange, StateMeta, StateRecord
+from .records import (
+    DamagedState,
+    GcResult,
+    KernelRecord,
+    Lease,
+    LostRange,
+    ServerStop,
+    StateMeta,
+    StateRecord,
+)
 from .state_store import StateStore
 from .tree import Layout
 from .writer import StateWriter
@@ -16,6 +25,7 @@ __all__ = [
     "Lease",
     "LostRange",
     "SaveFailure",
+    "ServerStop",
     "StateMeta",
     "StateReader",
     "StateRecord",

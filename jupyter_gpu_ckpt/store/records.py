@@ -96,6 +96,19 @@ class Lease(msgspec.Struct, kw_only=True):
     machine_id: str = ""
 
 
+class ServerStop(msgspec.Struct, kw_only=True):
+    """The saves before a server stopped in order.
+
+    ``at`` is when they were over (ISO 8601, UTC), ``seconds`` how long all of them took; of
+    ``kernels`` with something unsaved, ``saved`` were saved.
+    """
+
+    at: str
+    seconds: float
+    kernels: int
+    saved: int
+
+
 class KernelRecord(msgspec.Struct, kw_only=True):
     """What must be known about a kernel when its server is gone.
 
@@ -103,7 +116,8 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     (the server was stopped) or ``cull``. ``autosave`` is its user's choice of when it is saved.
     A ``hibernated`` one is in its newest state, whole, and has no process. ``server`` is the name
     of its server among those of its user; empty for the only or unnamed one. ``path`` is ``None``
-    where it is not known, or is sealed with a key that cannot be had.
+    where it is not known, or is sealed with a key that cannot be had. ``stop``: the last stop of
+    its server with something to save.
     """
 
     kernel_id: str
@@ -116,6 +130,7 @@ class KernelRecord(msgspec.Struct, kw_only=True):
     autosave: dict[str, Any] | None = None
     hibernated: bool = False
     server: str = ""
+    stop: ServerStop | None = None
 
 
 class SealedNote(msgspec.Struct):

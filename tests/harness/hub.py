@@ -242,6 +242,10 @@ class Hub:
         """Have a user without a server."""
         self._request("POST", f"users/{user}").raise_for_status()
 
+    def add_users(self, users: list[str]) -> None:
+        """Have many users without servers."""
+        self._request("POST", "users", json={"usernames": users}).raise_for_status()
+
     def delete_user(self, user: str) -> None:
         """Have the hub forget a user without a server."""
         self._request("DELETE", f"users/{user}").raise_for_status()

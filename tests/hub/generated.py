@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpu_ckpt.store import KernelRecord, Lease, SaveFailure, StateMeta
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, SaveFailure, ServerStop, StateMeta
 from jupyter_gpu_ckpt.store.failures import NAME as FAILURE
 from jupyter_gpu_ckpt.store.keys import KeyRing
 from jupyter_gpu_ckpt.store.layout import owner_folder
@@ -47,7 +47,13 @@ class User:
         self._ring = ring
 
     def kernel(
-        self, kernel_id: str, path: str, *, status: str = "ended", hostname: str = "node-a"
+        self,
+        kernel_id: str,
+        path: str,
+        *,
+        status: str = "ended",
+        hostname: str = "node-a",
+        stop: ServerStop | None = None,
     ) -> str:
         """Write a kernel's record: ``ended``, ``running``, ``hibernated`` or ``lost``."""
         lease = None
@@ -59,7 +65,7 @@ class User:
         record = KernelRecord(
             kernel_id=kernel_id, kernel_name="python3", display_name="Python 3", path=path,
             lease=lease, hibernated=status == "hibernated",
-            offer="shutdown" if status == "lost" else None,
+            offer="shutdown" if status == "lost" else None, stop=stop,
         )  # fmt: skip
         self._write(self.owner.kernels / kernel_id / "kernel.json", msgspec.json.encode(record))
         return kernel_id

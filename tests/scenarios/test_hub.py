@@ -13,6 +13,7 @@ import psutil
 import pytest
 import requests
 
+from jupyter_gpu_ckpt.store import StateStore
 from tests.harness.client import ApiError, Client, KernelClient, wait_for
 from tests.harness.hub import Hub
 from tests.harness.server import Home, free_port, shared_folder
@@ -32,7 +33,7 @@ import json, time
 from jupyter_gpu_ckpt.hooks import before_save
 def note():
     begin = time.monotonic()
-    time.sleep(1.5)
+    time.sleep(0.7)
     with open(PATH, "a") as file:
         print(json.dumps([begin, time.monotonic()]), file=file)
 before_save(note)
@@ -111,6 +112,14 @@ add_admin_page(c, {page})
         assert mine.url == f"{url}/users/alice" and "book.ipynb" in mine.text
         form = f"{url}/users/alice/states/{lost['state']['id']}/pin"
         assert "The state is pinned" in alice.post_form(form, mine.text, pinned="yes").text
+        # It says how long it took to save them before the stop, and that all were.
+        report = requests.get(
+            f"{url}/api/users/alice",
+            headers={"Authorization": f"token {hub.token_of('alice')}"},
+            timeout=30,
+        ).json()
+        (stop,) = report["stops"]
+        assert (stop["saved"], stop["kernels"]) == (1, 1) and 3 <= stop["seconds"] < 60
         hub.add_user("bob")
         headers = {"Authorization": f"token {hub.token_of('bob')}"}
         answer = requests.get(f"{url}/api/users/alice", headers=headers, timeout=30)
@@ -192,8 +201,11 @@ def test_servers_that_all_end_at_once_save_in_turns_on_their_node(hub: Hub, tmp_
     assert len(times) == len(users)
     at_once = [sum(begin <= moment < end for begin, end in times) for moment, _ in times]
     assert max(at_once) <= PER_NODE, times
-    # Each was saved, whatever its turn.
-    for user in (users[0], users[-1]):
-        hub.wait_stopped(user)
-        (lost,) = hub.start(user).wait_lost(1)
-        assert (lost["kernel_id"], lost["why"]) == (begun[user][1].id, "shutdown")
+    # Each was saved, whatever its turn, and the next server of its user offers it.
+    for user in users:
+        (record,) = StateStore(hub.home.path.parent / "states", user).kernels()
+        assert (record.kernel_id, record.offer) == (begun[user][1].id, "shutdown")
+        assert record.stop is not None and (record.stop.saved, record.stop.kernels) == (1, 1)
+    hub.wait_stopped(users[-1])
+    (lost,) = hub.start(users[-1]).wait_lost(1)
+    assert (lost["kernel_id"], lost["why"]) == (begun[users[-1]][1].id, "shutdown")
