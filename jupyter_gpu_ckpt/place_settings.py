@@ -14,6 +14,7 @@ from jupyter_core.paths import jupyter_data_dir
 from traitlets import Dict, Float, Integer, TraitError, Unicode, validate
 
 from .store import StateStore
+from .store.bandwidth import Bandwidth, NodeShare
 from .store.tiers import TieredStore, tier_folder
 from .store_settings import StoreSettings
 
@@ -68,6 +69,20 @@ class PlaceSettings(StoreSettings):
         min=0.0,
         config=True,
         help="Bytes a second that uploads take at most, on average; default 0, no limit.",
+    )
+    upload_bandwidth_per_node = Float(
+        0.0,
+        min=0.0,
+        config=True,
+        help="Bytes a second that the uploads of all servers of a node take together at most, on "
+        "average, in equal parts for all users who upload; default 0, no limit.",
+    )
+    node_turns_dir = Unicode(
+        "/tmp/jupyter-gpu-ckpt-turns",
+        config=True,
+        help="Folder of saves_per_node and upload_bandwidth_per_node, the same in all servers of a "
+        "node; containers have to be given it from outside. Made where it is missing, open to "
+        "everybody as /tmp is.",
     )
     upload_timeout = Float(
         60.0,
@@ -125,7 +140,10 @@ class PlaceSettings(StoreSettings):
             options=self.store_options,
             limit=self.local_tier_limit,
             parallel=self.upload_parallel,
-            bandwidth=self.upload_bandwidth,
+            bandwidth=Bandwidth(
+                self.upload_bandwidth,
+                NodeShare(Path(self.node_turns_dir), self.upload_bandwidth_per_node),
+            ),
             timeout=self.store_timeout,
             on_durable=on_durable,
             **ways,

@@ -74,12 +74,6 @@ class GpuCkpt(PlaceSettings):
         help="Seconds that a save waits for its turn at most; default 10. Then it goes on without "
         "one, so that nobody can keep others from saving. Less than AutoSave.shutdown_deadline.",
     )
-    node_turns_dir = Unicode(
-        "/tmp/jupyter-gpu-ckpt-turns",
-        config=True,
-        help="Folder of saves_per_node, the same in all servers of a node; containers have to be "
-        "given it from outside. Made where it is missing, open to everybody as /tmp is.",
-    )
     restore_timeout = Float(
         600.0,
         min=_SHORTEST,

@@ -61,9 +61,13 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
     if hub.saves_per_node is not None:
         rules["GpuCkpt"] |= {
             "saves_per_node": fixed(hub.saves_per_node),
-            "node_turns_dir": fixed(turns_folder(hub)),  # in another one nobody waits
             "node_turn_timeout": Rule(fixed=True),
         }
+    if hub.upload_bandwidth_per_node is not None:
+        per_node = fixed(hub.upload_bandwidth_per_node)
+        rules["GpuCkpt"]["upload_bandwidth_per_node"] = per_node
+    if hub.shares_nodes():  # in another folder nobody waits
+        rules["GpuCkpt"]["node_turns_dir"] = fixed(turns_folder(hub))
     if hub.upload_bandwidth is not None:
         rules["GpuCkpt"]["upload_bandwidth"] = Rule(
             value=hub.upload_bandwidth, most=hub.upload_bandwidth or None
@@ -75,7 +79,7 @@ def limits(hub: GpuCkptHub, user: str, groups: Collection[str] = (), server: str
 
 
 def turns_folder(hub: GpuCkptHub) -> str:
-    """The folder that all servers of a node have in common, for ``saves_per_node``."""
+    """The folder of saves and uploads that all servers of a node have in common."""
     default = GpuCkpt.class_traits()["node_turns_dir"].default_value
     return str(hub.server_config.get("GpuCkpt", {}).get("node_turns_dir", default))
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from traitlets.config import Config
 
+from ..store.bandwidth import FILE
 from . import keys
 from .granting import turns_folder
 from .settings import GpuCkptHub
@@ -28,7 +29,8 @@ _ON_NODE: Final = "/run/jupyter-gpu-ckpt/turns"
 _TURNS: Final = "gpu-ckpt-turns"
 #: As root, whose files the server may lock and not write: no user fills a node's disk with them.
 _MAKE_TURNS: Final = (
-    "cd /turns && umask 022 && n=0 && while [ $n -lt {count} ]; do "
+    "cd /turns && umask 022 && n=0 && {{ [ -e {uploads} ] || : > {uploads}; }} && "
+    "while [ $n -lt {count} ]; do "
     "[ -e $n.lock ] || : > $n.lock || exit 1; n=$((n + 1)); done"
 )
 
@@ -70,8 +72,8 @@ class PodHook:
             changed = self._before(spawner, pod)
             pod = await changed if inspect.isawaitable(changed) else changed
         await self._hide_key(spawner, pod)
-        if self._hub.saves_per_node and self._gets_rights(self._hub, spawner):
-            _mount_turns(pod, self._hub.saves_per_node, turns_folder(self._hub))
+        if self._hub.shares_nodes() and self._gets_rights(self._hub, spawner):
+            _mount_turns(pod, self._hub.saves_per_node or 0, turns_folder(self._hub))
         return pod
 
     async def _hide_key(self, spawner: Any, pod: Any) -> None:
@@ -169,7 +171,7 @@ def _mount_turns(pod: Any, count: int, folder: str) -> None:
         name=_TURNS,
         image=server.image,
         image_pull_policy=server.image_pull_policy,
-        command=["sh", "-c", _MAKE_TURNS.format(count=count)],
+        command=["sh", "-c", _MAKE_TURNS.format(count=count, uploads=FILE.format(uid=0))],
         resources=server.resources,  # of which a pod needs the most of any container's, not more
         security_context=context,
         volume_mounts=[V1VolumeMount(name=_TURNS, mount_path="/turns")],

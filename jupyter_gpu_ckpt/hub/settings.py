@@ -140,6 +140,14 @@ class GpuCkptHub(LoggingConfigurable):
         config=True,
         help="Bytes a second that the uploads of a server take at most. 0: no limit.",
     )
+    upload_bandwidth_per_node = Float(
+        None,
+        allow_none=True,
+        min=0.0,
+        config=True,
+        help="Bytes a second that the uploads of all servers of a node take together at most, as "
+        "GpuCkpt.upload_bandwidth_per_node. 0: no limit.",
+    )
     keep_last = Integer(None, allow_none=True, min=0, config=True, help="As GpuCkpt.keep_last.")
     most_keep_last = Integer(
         None,
@@ -315,6 +323,10 @@ class GpuCkptHub(LoggingConfigurable):
         else:
             everybody = not (self.allowed_users or self.allowed_groups)
         return everybody or user in self.allowed_users or bool({*groups} & {*self.allowed_groups})
+
+    def shares_nodes(self) -> bool:
+        """Whether servers of a node need the folder ``GpuCkpt.node_turns_dir`` in common."""
+        return bool(self.saves_per_node or self.upload_bandwidth_per_node)
 
     def lets(self, spawner: Any) -> bool:
         """Whether the kernels of a spawner's user may be saved."""

@@ -36,7 +36,7 @@ _SPANS: Final = {
 }  # fmt: skip
 _LOCAL: Final = ("SudoSpawner", "SimpleLocalProcessSpawner", "LocalProcessSpawner")
 _DOCKER: Final = ("SystemUserSpawner", "DockerSpawner")
-#: Docker's volume, on each of its machines, with the turns of ``saves_per_node``.
+#: Docker's volume, on each of its machines, with the turns of saves and the parts of uploads.
 _TURNS: Final = "jupyter-gpu-ckpt-turns"
 
 
@@ -120,7 +120,7 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
     """DockerSpawner and SystemUserSpawner: capabilities, no seccomp filter, time to stop, folders.
 
     Where states are in a folder of the machine, each container gets its user's own, and all of a
-    machine have the turns of ``saves_per_node`` in common.
+    machine have the turns of saves and the rate of uploads in common.
     """
     names = _set_in(c, _DOCKER, "extra_host_config"), _set_in(c, _DOCKER, "extra_create_kwargs")
     host, create = (c[name] for name in names)
@@ -141,7 +141,7 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
         if folder is not None:
             path = filled(folder, spawner.user.name, spawner.name)
             more[path] = path
-        if hub.saves_per_node:
+        if hub.shares_nodes():
             more[_TURNS] = turns_folder(hub)
         if more:
             binds = base.get("binds")
@@ -171,7 +171,7 @@ def docker(c: Config, hub: GpuCkptHub) -> None:
 def kubernetes(c: Config, hub: GpuCkptHub) -> None:
     """KubeSpawner: capabilities that take effect, no seccomp filter, a pod that may end slowly.
 
-    The key comes from a Secret, and the turns of ``saves_per_node`` are the node's.
+    The key comes from a Secret, and turns of saves and the rate of uploads are the node's.
     """
     _folder(hub, one_user=True)
     section = c.KubeSpawner
@@ -189,7 +189,7 @@ def kubernetes(c: Config, hub: GpuCkptHub) -> None:
         return base
 
     section.container_security_context = security_context
-    if hub.master_key() is not None or hub.saves_per_node:
+    if hub.master_key() is not None or hub.shares_nodes():
         add_pod_hook(c, hub, _gets_rights)
     # Of one second, that is; and as long as it takes the hub waits for the pod to go.
     _at_least(c, ("KubeSpawner",), "delete_grace_period", 1, grace(hub))

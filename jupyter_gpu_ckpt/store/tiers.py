@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from ..errors import CkptError
 from .announcements import Announcements
+from .bandwidth import Bandwidth
 from .claims import Claims
 from .damage import Damaged
 from .fetch import SharedPacks, TierPacks
@@ -87,7 +88,7 @@ class TieredStore(StateStore):
         memory_limit: int = 256 << 20,
         limit: int = 64 << 30,
         parallel: int = 3,
-        bandwidth: float = 0.0,
+        bandwidth: Bandwidth | None = None,
         timeout: float = 20.0,
         on_durable: Callable[[str], None] | None = None,
     ) -> None:
@@ -114,7 +115,7 @@ class TieredStore(StateStore):
             self._tier,
             self._remote,
             parallel=parallel,
-            bandwidth=bandwidth,
+            bandwidth=bandwidth or Bandwidth(),
             on_durable=self._uploaded,
             on_problem=self._said,
         )

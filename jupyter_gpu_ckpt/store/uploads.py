@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from ..errors import CkptError
 from .announcements import Announcements
+from .bandwidth import Bandwidth
 from .blobreader import check_pack
 from .damage import Damaged
 from .local_tier import LocalTier
@@ -59,7 +60,7 @@ class Uploader:
     parallel
         Packs that are sent at the same time, each of 32 MiB in memory.
     bandwidth
-        Bytes a second at most; 0 for no limit.
+        How fast.
     on_durable
         Called with a state's id once the remote tier holds it.
     on_problem
@@ -74,7 +75,7 @@ class Uploader:
         remote: RemoteOwner,
         *,
         parallel: int,
-        bandwidth: float,
+        bandwidth: Bandwidth,
         on_durable: Callable[[str], None],
         on_problem: Callable[[CkptError | None], None],
     ) -> None:
@@ -85,7 +86,7 @@ class Uploader:
         self._remote = remote
         self._removals = Announcements(remote, tier.removing)
         self._parallel = parallel
-        self._rate = _Rate(bandwidth)
+        self._bandwidth = bandwidth
         self._on_durable = on_durable
         self._on_problem = on_problem
         self._thread: threading.Thread | None = None
@@ -276,14 +277,17 @@ class Uploader:
             missing.append(pack)
 
         def send(pack: str) -> None:
+            path = local.path(pack)
+            self._bandwidth.wait(path.stat().st_size, self._stop)
             if self._stop.is_set():
                 raise CkptError("cancelled", "The transfer was cancelled.")
             self._manifest(state)  # still wanted?
-            path = local.path(pack)
-            self._rate.wait(path.stat().st_size, self._stop)
             self._remote.put_pack(pack, path)
 
-        with ThreadPoolExecutor(self._parallel, "gpu-ckpt-upload") as pool:
+        if not missing:
+            return
+        pool = ThreadPoolExecutor(self._parallel, "gpu-ckpt-upload")
+        with self._bandwidth.sending(), pool:
             sent = [pool.submit(send, pack) for pack in missing]
             try:
                 for done in sent:
@@ -292,22 +296,3 @@ class Uploader:
                 for done in sent:
                     done.cancel()
                 raise
-
-
-class _Rate:
-    """Lets bytes pass at a rate."""
-
-    def __init__(self, bandwidth: float) -> None:
-        self._bandwidth = bandwidth
-        self._lock = threading.Lock()
-        self._free = 0.0
-
-    def wait(self, size: int, stop: threading.Event) -> None:
-        """Wait until `size` bytes may pass."""
-        if self._bandwidth <= 0:
-            return
-        with self._lock:
-            now = time.monotonic()
-            begin = max(now, self._free)
-            self._free = begin + size / self._bandwidth
-        stop.wait(begin - now)

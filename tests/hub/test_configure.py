@@ -131,6 +131,16 @@ def test_users_change_what_they_may_and_nothing_else(server: Any) -> None:
     assert "interval" in policy.locked and "idle" not in policy.locked
 
 
+def test_what_all_of_a_node_share_no_user_changes(server: Any) -> None:
+    mine = Config({"GpuCkpt": {"upload_bandwidth_per_node": 0.0, "node_turns_dir": "/tmp/mine"}})
+    c = Config({"GpuCkptHub": {"upload_bandwidth_per_node": 5e6, "upload_bandwidth": 2e6}})
+    configure(c)
+    mine.GpuCkpt.upload_bandwidth = 9e6
+    found = server(c, user("anna"), mine=mine)
+    assert (found.upload_bandwidth_per_node, found.upload_bandwidth) == (5e6, 2e6)
+    assert found.node_turns_dir == GpuCkpt.class_traits()["node_turns_dir"].default_value
+
+
 def test_no_other_setting_keeps_more_than_the_most(server: Any) -> None:
     c = Config({"GpuCkptHub": {"most_keep_last": 3, "keep_daily": 5}})
     configure(c)

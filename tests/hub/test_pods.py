@@ -114,6 +114,16 @@ def test_without_a_secret_the_server_starts_without_a_key(
     assert "cannot be made" in caplog.text and "get, create and delete Secrets" in caplog.text
 
 
+def test_pods_of_a_node_share_a_rate_of_uploads(tmp_path: Path) -> None:
+    c = told("kubespawner.KubeSpawner", GpuCkptHub={"upload_bandwidth_per_node": 120.0})
+    (makes,) = pod_of(c, {})["spec"]["initContainers"]
+    folder = tmp_path / "turns"
+    folder.mkdir()
+    script = makes["command"][2].replace("/turns", str(folder))
+    subprocess.run([*makes["command"][:2], script], check=True, timeout=30)
+    assert [file.name for file in folder.iterdir()] == ["upload-0.lock"]
+
+
 def test_pods_of_a_node_save_in_turns(tmp_path: Path) -> None:
     c = told("kubespawner.KubeSpawner", GpuCkptHub={"saves_per_node": 2})
     c.KubeSpawner.pod_security_context = {"runAsNonRoot": True}
@@ -130,7 +140,7 @@ def test_pods_of_a_node_save_in_turns(tmp_path: Path) -> None:
         script = makes["command"][2].replace("/turns", str(tmp_path))
         subprocess.run([*makes["command"][:2], script], check=True, timeout=30)
     files = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-    assert files == {"0.lock": 0o644, "1.lock": 0o644}
+    assert files == {"0.lock": 0o644, "1.lock": 0o644, "upload-0.lock": 0o644}
     other = told(
         "kubespawner.KubeSpawner", GpuCkptHub={"saves_per_node": 2, "allowed_users": ["bert"]}
     )

@@ -192,10 +192,11 @@ def test_a_container_may_save_kernels_and_has_its_users_folder_only() -> None:
     assert VARIABLE in docker.asked["environment"]
 
 
-def test_containers_of_a_machine_save_in_turns() -> None:
+@pytest.mark.parametrize("trait", ["saves_per_node", "upload_bandwidth_per_node"])
+def test_containers_of_a_machine_share_what_it_has(trait: str) -> None:
     c = told(
         "docker",
-        GpuCkptHub={"saves_per_node": 2},
+        GpuCkptHub={trait: 2},
         DockerSpawner={"volumes": {"work-{username}": "/work"}},
     )
     turns = "jupyter-gpu-ckpt-turns:/tmp/jupyter-gpu-ckpt-turns:rw"
