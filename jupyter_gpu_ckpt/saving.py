@@ -130,7 +130,7 @@ class Save:
                 dump, node_local = await self._dump_whole(run, native, pid, image_dir)
                 frozen_at = _frozen_at(image_dir, dump)
                 # Before the store takes the images, which may remove them.
-                found = await in_thread(self._read, image_dir, node_local, devices)
+                found = await in_thread(self._read, image_dir, dump, node_local, devices)
                 run.phase("storing", 0.5)
                 await in_thread(
                     lambda: writer.add_tree(
@@ -296,7 +296,7 @@ class Save:
             cancel=run.cancel_event,
             gpu_timeout=keeper.gpu_timeout,
             gpu_to_store=keeper.gpu_to_store,
-            parked=self._kernel.parked is not None,
+            parked=self._kernel.parked_processes,
         )
         return dump, found
 
@@ -306,7 +306,11 @@ class Save:
         return dict(above[:_COUNTS])
 
     def _read(
-        self, image_dir: Path, node_local: list[files.NodeLocalEntry], devices: list[str]
+        self,
+        image_dir: Path,
+        dump: DumpResult,
+        node_local: list[files.NodeLocalEntry],
+        devices: list[str],
     ) -> _Found:
         pages = page_files(image_dir)
         km = self._kernel.km
@@ -314,7 +318,7 @@ class Save:
             images.mapped_files(image_dir, exclude=self._keeper.node_local_dirs),
             images.all_pids(image_dir),
             pages,
-            Survey(image_dir, pages, node_local),
+            Survey(image_dir, pages, node_local, dump.on_gpu),
             outside.survey(
                 image_dir,
                 devices=devices,

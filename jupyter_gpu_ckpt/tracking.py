@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from .capture.supervisor import Supervisor
 from .deaths import DeathPolicy
+from .gpus.inventory import CudaProcess
 from .models import RestoredFrom
 from .parked import Parked
 from .provisioner import GpuCkptProvisioner
@@ -46,6 +47,8 @@ class TrackedKernel:
         #: The state that the process came out of.
         self.restored_from: RestoredFrom | None = None
         self._parked: tuple[Parked, Supervisor | None] | None = None
+        #: What its last park said of its processes.
+        self.last_park: Sequence[CudaProcess] = ()
 
     @property
     def parked(self) -> Parked | None:
@@ -57,6 +60,11 @@ class TrackedKernel:
     @parked.setter
     def parked(self, parked: Parked | None) -> None:
         self._parked = None if parked is None else (parked, self.provisioner.supervisor)
+
+    @property
+    def parked_processes(self) -> Sequence[CudaProcess] | None:
+        """What its park said of its processes; ``None``: it is not parked."""
+        return None if self.parked is None else self.last_park
 
     @property
     def km(self) -> Any:

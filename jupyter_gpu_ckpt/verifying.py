@@ -15,6 +15,7 @@ import msgspec
 from .capture.contents import Survey
 from .capture.node_local import NodeLocalEntry
 from .capture.pagemap import page_files
+from .describe import gpu_use
 from .errors import CkptError
 from .models import CONTENTS_WORDS, ContentsItem, LostFile, LostPart, OperationResult, Verification
 from .operations import Run, in_thread, now
@@ -97,7 +98,9 @@ class Verify:
                     if path in bad or _is_pages(path):
                         _stand_in(folder / os.fsdecode(path), size)
             node_local = msgspec.convert(self._record.meta.node_local, list[NodeLocalEntry])
-            survey = Survey(folder, page_files(folder), node_local)
+            use = gpu_use(self._record)
+            on_gpu = {} if use is None else use.in_memory
+            survey = Survey(folder, page_files(folder), node_local, on_gpu)
             return survey.touched((found.path, found.offset, found.length) for found in lost)
         except (CkptError, msgspec.ValidationError) as error:
             self._keeper.log.info("What is lost of state %s: %s", self._record.id, error)

@@ -37,6 +37,8 @@ _LOOKS: Final = 1 << 16
 #: So many items are kept: a list of states reads them all.
 _MOST_ITEMS: Final = 64
 _LONGEST_NAME: Final = 200
+_ON_GPU: Final = b"[GPU memory]"
+_NONE: Final[Mapping[int, Sequence[tuple[int, int]]]] = {}
 
 
 class Survey:
@@ -50,6 +52,8 @@ class Survey:
         Its files of pages, from :func:`.pagemap.page_files`.
     node_local
         What :func:`.files.collect` put into it.
+    on_gpu
+        Address ranges (begin, end) of processes, by their ids, that hold memory of a GPU.
 
     Raises
     ------
@@ -62,8 +66,10 @@ class Survey:
         images_dir: Path,
         pages: Mapping[str, PageFile],
         node_local: Sequence[NodeLocalEntry] = (),
+        on_gpu: Mapping[int, Sequence[tuple[int, int]]] = _NONE,
     ) -> None:
         self._dir = images_dir
+        self._on_gpu = on_gpu
         self._items: dict[tuple[ContentsKind, str, int | None, int | None], ContentsItem] = {}
         #: Of each file: where the part of an item begins, and the item; in order, without gaps.
         self._parts: dict[str, list[tuple[int, ContentsItem]]] = {}
@@ -143,7 +149,7 @@ class Survey:
             self._add_process(name, found.pid, found.segments)
             return
         if found.space.startswith("gpu-"):
-            memory = self._item("gpu", b"[GPU memory]", found.pid)
+            memory = self._item("gpu", _ON_GPU, found.pid)
             for offset, length, _ in found.segments:
                 self._add(name, offset, length, memory)
             return
@@ -158,10 +164,18 @@ class Survey:
         mappings = sorted(mm.vmas, key=lambda vma: int(vma.start)) if mm else []
         code = {vma.shmid for vma in mappings if vma.prot & _EXECUTABLE and vma.status & _OF_FILE}
         python = any(_PYTHON.fullmatch(self._names.get(id_, b"")) for id_ in code)
-        pieces = list(_cut(segments, mappings))
-        plain = [piece[:3] for piece in pieces if python and _is_plain(piece[3])]
+        on_gpu = _Ranges(self._on_gpu.get(pid, ()))
+        pieces = [
+            (offset + begin - address, end - begin, begin, vma, is_gpu)
+            for offset, length, address, vma in _cut(segments, mappings)
+            for begin, end, is_gpu in on_gpu.split(address, address + length)
+        ]
+        plain = [one[:3] for one in pieces if python and not one[4] and _is_plain(one[3])]
         pools = _Ranges(find_pools(self._dir / name, plain, looks=_LOOKS))
-        for offset, length, address, vma in pieces:
+        for offset, length, address, vma, is_gpu in pieces:
+            if is_gpu:
+                self._add(name, offset, length, self._item("gpu", _ON_GPU, pid))
+                continue
             if vma is None:
                 self._add(name, offset, length, self._item("other", b"[unknown]", pid))
                 continue
@@ -207,7 +221,7 @@ class Survey:
             if name in own:
                 item = self._item("files", os.fsencode(own[name]))
             elif name.startswith("gpu-memory-") and not name.endswith(".parts"):
-                item = self._item("gpu", b"[GPU memory]")
+                item = self._item("gpu", _ON_GPU)
             elif name in ghosts:
                 item = self._item("files", ghosts[name] + b" (deleted)")
             else:
@@ -228,7 +242,7 @@ class Survey:
 class _Ranges:
     """Address ranges, sorted, that do not overlap."""
 
-    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self._ranges = ranges
 
     def split(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from ..errors import CkptError
-from ..gpus.inventory import GpuUse
+from ..gpus.inventory import CudaProcess, GpuUse
 from .conversation import UNDO_GRACE, Conversation, uncancelled
 from .explain import explain
 from .files import discard_links
@@ -126,7 +126,7 @@ class KernelCapture:
         window_timeout: float = 60.0,
         gpu_timeout: float = 30.0,
         gpu_to_store: bool = False,
-        parked: bool = False,
+        parked: Sequence[CudaProcess] | None = None,
     ) -> DumpResult:
         """Write the tree below ``pid`` to ``images_dir``; the kernel runs on, whatever happens.
 
@@ -162,8 +162,8 @@ class KernelCapture:
         gpu_to_store
             Whether its GPU memory goes into files where the driver offers that.
         parked
-            Whether it was parked. Of another kernel, memory that is not on its GPU is lost, and
-            the dump fails.
+            Where its park has put the memory of its processes; ``None``: it is not parked. Of
+            such a kernel, memory that is not on its GPU is lost, and the dump fails.
 
         Raises
         ------
@@ -179,13 +179,13 @@ class KernelCapture:
         command += ["--window-timeout", f"{window_timeout:.3f}"]
         command += ["--gpu-timeout", f"{gpu_timeout:.3f}"]
         command += ["--gpu-to-store"] if gpu_to_store else []
-        command += ["--parked"] if parked else []
+        command += ["--parked"] if parked is not None else []
         process, explained = await self._start(command), partial(explain, doing="save")
         conversation = Conversation(process, explained, on_window, progress, on_gpu)
         done = False
         try:
             event = await conversation.run(cancel, timeout + window_timeout + UNDO_GRACE)
-            result = _understood(lambda: dump_result(event))
+            result = _understood(lambda: dump_result(event, parked or ()))
             done = True
         finally:
             await uncancelled(conversation.finish())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from ..gpus.inventory import GpuUse
+from ..gpus.inventory import CudaProcess, GpuUse
 
 #: Longest line of ``kernel-capture`` that is believed; longer ones are dropped whole.
 MAX_LINE: Final = 1 << 20
@@ -82,21 +82,30 @@ class DumpResult(msgspec.Struct, frozen=True):
     gpu: GpuUse | None = None
     gpu_problem: Finding | None = None
 
+    @property
+    def on_gpu(self) -> dict[int, list[tuple[int, int]]]:
+        """Address ranges in the images that are a GPU's memory, by process."""
+        return {} if self.gpu is None else self.gpu.in_memory
+
 
 class _Problem(msgspec.Struct, frozen=True):
     problem: Finding | None = None
 
 
-def dump_result(event: dict[str, Any]) -> DumpResult:
-    """What a ``done`` event says; raises ``msgspec.ValidationError``."""
+def dump_result(event: dict[str, Any], parked: Sequence[CudaProcess] = ()) -> DumpResult:
+    """What a ``done`` event says, and of processes that were ``parked`` before, their park.
+
+    Raises ``msgspec.ValidationError``.
+    """
     tasks = event.get("left_out")
     gpu = event.get("gpu")
+    use = msgspec.convert(gpu, GpuUse | None)
     return DumpResult(
         float(event.get("frozen_s") or 0),
         float(event.get("dump_s") or 0),
         int(event.get("image_bytes") or 0),
         tuple(_names(tasks if isinstance(tasks, list) else [])),
-        msgspec.convert(gpu, GpuUse | None),
+        None if use is None else use.completed(parked),
         None if gpu is None else msgspec.convert(gpu, _Problem).problem,
     )
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
+
+#: A range of addresses: begin and end, hexadecimal.
+_RANGE: Final = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16})")
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
@@ -57,7 +64,8 @@ class CudaProcess(msgspec.Struct, frozen=True):
     """A process of a state that has CUDA state.
 
     ``memory_bytes`` is its memory on all of its GPUs, ``visible`` its ``CUDA_VISIBLE_DEVICES``.
-    That memory is ``stored`` in files of its own (the driver's custom storage) or in its memory.
+    That memory is ``stored`` in files of its own (the driver's custom storage) or in its memory:
+    in its ``mappings`` (``START-END``, hexadecimal), which are ``None`` where they are not known.
     """
 
     pid: int
@@ -65,6 +73,14 @@ class CudaProcess(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
     visible: str | None = None
     stored: bool = False
+    mappings: list[str] | None = None
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Begin and end of each of its mappings, in order; what is no range is left out."""
+        found = [_RANGE.fullmatch(text) for text in self.mappings or ()]
+        ranges = [(int(one[1], 16), int(one[2], 16)) for one in found if one is not None]
+        return sorted((begin, end) for begin, end in ranges if begin < end)
 
 
 class CudaGpu(msgspec.Struct, frozen=True):
@@ -100,6 +116,24 @@ class GpuUse(msgspec.Struct, frozen=True):
     def stored(self) -> bool:
         """Whether only a driver that offers custom storage can bring it back."""
         return any(one.stored for one in self.processes)
+
+    @property
+    def in_memory(self) -> dict[int, list[tuple[int, int]]]:
+        """Address ranges of processes, by their ids, that hold memory of a GPU."""
+        return {one.pid: one.ranges for one in self.processes if one.ranges}
+
+    def completed(self, parked: Sequence[CudaProcess]) -> GpuUse:
+        """The same with the mappings of parked processes, which only their park knew."""
+        known = {one.pid: one.mappings for one in parked}
+        return msgspec.structs.replace(
+            self,
+            processes=[
+                msgspec.structs.replace(one, mappings=known.get(one.pid))
+                if one.parked and one.mappings is None
+                else one
+                for one in self.processes
+            ],
+        )
 
 
 def version(driver: str) -> tuple[int, ...]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from jupyter_gpu_ckpt.capture.contents import Survey
 from jupyter_gpu_ckpt.capture.pagemap import page_files
+from jupyter_gpu_ckpt.capture.protocol import dump_result
 from jupyter_gpu_ckpt.capture.python_heap import find_pools
+from jupyter_gpu_ckpt.gpus.inventory import CudaProcess, GpuUse
 from jupyter_gpu_ckpt.models import Contents, ContentsItem
 
 from .conftest import RunningKernel
@@ -78,6 +80,77 @@ def test_everything_is_counted_once_by_kind_and_by_mapping(kernel: RunningKernel
         "files": 50_000,
     }
     assert item(contents, new=MIB).kind == "anon"
+
+
+ON_GPU = """
+import ctypes, mmap, struct
+memory = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[: 6 << 20] = b"p" * (6 << 20)
+# What looks like the header of a pool of small objects.
+for at in range(0, 6 << 20, 4096):
+    struct.pack_into("<I4xI", memory, at + 36, 0, 16384 - 16)
+print(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+"""
+
+
+def test_memory_of_a_gpu_is_told_apart_wherever_its_driver_put_it(kernel: RunningKernel) -> None:
+    """Not by mapping: what a driver maps may become a part of one that was there before."""
+    begin = int(kernel.run(ON_GPU))
+    images_dir, node_local = kernel.save([])
+    pages = page_files(images_dir)
+    use = GpuUse(
+        [
+            CudaProcess(1, mappings=[f"{begin:x}-{begin + MIB:x}"]),
+            CudaProcess(
+                kernel.pid,
+                mappings=[
+                    f"{begin + 4 * MIB:x}-{begin + 5 * MIB:x}",
+                    f"{begin + MIB:x}-{begin + 3 * MIB:x}",
+                    f"{begin + 7 * MIB:x}-{begin + 8 * MIB:x}",  # nothing was written to it
+                    "nonsense",
+                    "5000-4000",
+                ],
+            ),
+        ]
+    )
+    survey = Survey(images_dir, pages, node_local, use.in_memory)
+    plain = Survey(images_dir, pages, node_local).contents(None)
+    found = survey.contents(None)
+    of_gpu = item(found, kind="gpu")
+    assert (of_gpu.name, of_gpu.pid, of_gpu.size) == ("[GPU memory]", kernel.pid, 3 * MIB)
+    assert found.size == plain.size == sum(kind.size for kind in found.kinds)
+    before, after = ({kind.kind: kind.size for kind in c.kinds} for c in (plain, found))
+    assert before["gpu"] == 0
+    # The rest of it is still anonymous memory, or what it was taken for.
+    host = ("anon", "python")
+    assert sum(before[kind] for kind in host) - sum(after[kind] for kind in host) == 3 * MIB
+    # A pool of which the beginning is a GPU's is not known for one.
+    assert 0 <= before["python"] - after["python"] - 3 * MIB < MIB // 8
+    assert all(before[kind] == after[kind] for kind in before.keys() - {*host, "gpu"})
+
+    (name,) = [name for name, one in pages.items() if one.space == f"mm-{kernel.pid}"]
+    (place,) = [o + begin - a for o, n, a in pages[name].segments if a <= begin < a + n]
+    survey.count([(name.encode(), place + MIB // 2, MIB)])
+    assert {kind.kind: kind.new for kind in survey.contents("before").kinds if kind.new} == {
+        "python": MIB // 2,
+        "gpu": MIB // 2,
+    }
+
+
+def test_where_a_park_has_put_memory_is_known_at_the_save_too() -> None:
+    parked = [CudaProcess(1, parked=True, mappings=["1000-2000"]), CudaProcess(2, parked=True)]
+    use = [
+        {"pid": 1, "parked": True, "mappings": None},
+        {"pid": 2, "parked": True, "mappings": None},
+        {"pid": 3, "parked": False, "mappings": ["5000-6000"]},
+        {"pid": 4, "parked": True},
+    ]
+    done = dump_result({"gpu": {"processes": use}}, parked)
+    assert done.on_gpu == {1: [(0x1000, 0x2000)], 3: [(0x5000, 0x6000)]}
+    # Of one that is not parked any more, an earlier park says nothing.
+    use[0]["parked"] = False
+    assert dump_result({"gpu": {"processes": use}}, parked).on_gpu == {3: [(0x5000, 0x6000)]}
+    assert dump_result({"gpu": None}, parked).on_gpu == {}
 
 
 def test_pools_are_found_where_they_are(tmp_path: Path) -> None:
