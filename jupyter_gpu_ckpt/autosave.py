@@ -220,6 +220,7 @@ class AutoSave(Limited):
             raise CkptError(
                 "bad_request",
                 f"The administrator does not let this be changed: {', '.join(refused)}.",
+                hint="Leave it as it is, or ask the administrator.",
             )
         short = [name for name in SECONDS if 0 < values.get(name, 0) < self.shortest]
         if short:
@@ -302,5 +303,6 @@ class UserChoice:
             raise CkptError(
                 "store_unavailable",
                 f"The choice cannot be kept: {self._path} cannot be written.",
+                hint="Free disk space there, or correct the permissions.",
                 details=str(error),
             ) from error

@@ -253,6 +253,15 @@ def left_out(kept: Iterable[Kept], kernel_id: str, log: logging.Logger | Any) ->
     return [said]
 
 
+def too_much(until: str) -> CkptError:
+    """What answers a cell for which there is no room among those that wait until the kernel can."""
+    return CkptError(
+        "busy",
+        f"Too much waits for the kernel to {until}.",
+        hint="Run the cell again when the others have run.",
+    )
+
+
 def execute_ids(held: Iterable[HeldMessage]) -> list[str]:
     """Ids of the execute requests among messages."""
     return [found for message in held if (found := message.execute_id) is not None]

@@ -11,8 +11,8 @@ from .capture import images
 from .capture.stream import ImageServer, is_streamed
 from .capture.supervisor import Supervisor
 from .errors import CkptError
+from .launching import started
 from .operations import Run, in_thread
-from .provisioner import started
 from .store import StateReader, StateStore
 
 #: Makes of an error of the store the one that the user is told.

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, Kept, each, guard
+from .doorman import HeldMessage, Kept, each, guard, too_much
 from .errors import CkptError
 from .history import ask_kernel_info
+from .launching import not_ended
 from .models import Operation, OperationResult
 from .observer import RestoreToken
 from .operations import Run, in_thread
@@ -105,6 +106,7 @@ class Hibernation:
             raise CkptError(
                 "not_savable",
                 "Kernels of this server cannot hibernate: their messages do not pass through it.",
+                hint="Save the kernel and shut it down instead.",
             )
         _check_idle(kernel)
         await keeper.ability.probe()
@@ -144,7 +146,7 @@ class Hibernation:
         try:
             await in_thread(supervisor.wait, _END)
         except TimeoutError as error:
-            failure = CkptError("internal", "The kernel's process did not end.", details=str(error))
+            failure = not_ended("internal", error)
             self._failed(sleeper, failure)
             self._forget(sleeper)
             kernel.provisioner.end_restore(token)
@@ -324,7 +326,7 @@ class Hibernation:
             keepers = (self.replacements, self.unheard, self.parking)
             return any(one.holds(kernel_id, message) for one in keepers)
         if not sleeper.held.add(message):
-            message.refuse(CkptError("busy", "Too much waits for the kernel to wake."))
+            message.refuse(too_much("wake"))
             return True
         if message.needs_kernel():
             if sleeper.is_waking:

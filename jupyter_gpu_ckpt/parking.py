@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from .capture.gpu_use import uses_driver
-from .doorman import HeldMessage, Kept, each, left_out
+from .doorman import HeldMessage, Kept, each, left_out, too_much
 from .errors import CkptError
 from .gpus.fit import used_gpus
 from .gpus.inventory import GpuUse
@@ -111,6 +111,7 @@ class Parking:
             raise CkptError(
                 "not_savable",
                 "Kernels of this server cannot be parked: their messages do not pass through it.",
+                hint="Save the kernel and shut it down to free its GPU.",
             )
         _check_idle(kernel)
         keeper.ability.native()
@@ -304,7 +305,7 @@ class Parking:
         if entry is None or (not len(entry.held) and not message.needs_kernel()):
             return False
         if not entry.held.add(message):
-            message.refuse(CkptError("busy", "Too much waits for the kernel to get its GPU."))
+            message.refuse(too_much("get its GPU"))
             return True
         if message.execute_id is not None:
             message.tell_starting()

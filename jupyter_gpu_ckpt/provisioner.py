@@ -25,24 +25,11 @@ from .capture.native import find_kernel_capture
 from .capture.supervisor import Supervisor
 from .connection import allow_address, apply_connection, own_address, wants_own_address
 from .errors import CkptError
+from .launching import started
 from .limits import Limited, denial
 from .observer import KernelObserver, Restored, RestoreToken, kept_from_kernels, observer_of
 from .operations import in_thread
 from .savability import why_not
-
-
-async def started(supervisor: Supervisor, timeout: float) -> None:
-    """Wait until the kernel runs; otherwise, and when cancelled, its tree is ended.
-
-    Raises what :meth:`.Supervisor.wait_started` raises.
-    """
-    waiting = asyncio.ensure_future(in_thread(supervisor.wait_started, timeout))
-    try:
-        await asyncio.shield(waiting)
-    except BaseException:
-        supervisor.kill()  # which also ends the waiting
-        await asyncio.wait([waiting])
-        raise
 
 
 class GpuCkptProvisioner(Limited, LocalProvisioner):  # type: ignore[metaclass]  # it is one
@@ -108,7 +95,9 @@ class GpuCkptProvisioner(Limited, LocalProvisioner):  # type: ignore[metaclass] 
         #: The handle on the process; ``None`` for one that the stock provisioner runs.
         self.supervisor: Supervisor | None = None
         #: Why the kernel that runs now cannot be saved; ``None`` when nothing is known against it.
-        self.savability: CkptError | None = CkptError("not_savable", "The kernel is not running.")
+        self.savability: CkptError | None = CkptError(
+            "not_savable", "The kernel is not running.", hint="Start it."
+        )
         self.log_path: Path | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._restoring: RestoreToken | None = None
@@ -396,4 +385,8 @@ class GpuCkptProvisioner(Limited, LocalProvisioner):  # type: ignore[metaclass] 
         await super().load_provisioner_info(provisioner_info)
         log = provisioner_info.get("log")
         self.log_path = Path(log) if log else None
-        self.savability = CkptError("not_savable", "The kernel was started by another server.")
+        self.savability = CkptError(
+            "not_savable",
+            "The kernel was started by another server.",
+            hint="Only kernels that this server starts can be saved: start one here.",
+        )

@@ -268,7 +268,11 @@ class Leases:
         async with self._lock:
             record = await in_thread(self._store.kernel, kernel_id)
             if record is None:
-                raise CkptError("unknown_kernel", "There is no such kernel.")
+                raise CkptError(
+                    "unknown_kernel",
+                    "There is no such kernel.",
+                    hint="Somebody may have restored or dismissed it: list the lost kernels anew.",
+                )
             record.dismissed = True
             record.lease = record.offer = None
             await in_thread(self._store.put_kernel, record)

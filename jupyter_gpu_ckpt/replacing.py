@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LEAVING: Final = 30.0
 
 _REPLACED: Final = "The restored kernel has taken the place of this one."
+_TOO_MUCH: Final = "Too much waits for the kernel to be restored."
 
 
 class Replacement:
@@ -169,7 +170,7 @@ class Replacements:
         if going is None and len(kept) == 0:
             self._keeper.in_background(self._find(kernel_id))
         if not kept.add(message):
-            self._refuse([message], "Too much waits for the kernel to be restored.")
+            self._refuse([message], _TOO_MUCH)
         return True
 
     def _matters(self, message: HeldMessage, going: Replacement | None) -> bool:
@@ -220,7 +221,7 @@ class Replacements:
             if found is not None:
                 found.replaced.add(kernel_id)
                 found.held.left_out += kept.left_out
-                self._refuse([m for m in messages if not found.held.add(m)], "Too much waits.")
+                self._refuse([m for m in messages if not found.held.add(m)], _TOO_MUCH)
             elif (gone := self._gone_by(kernel_id)) is not None:
                 left_out([kept], gone.by, self._keeper.log)
                 self._pass_over(messages, gone)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -13,20 +12,20 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from .adoption import reconnect, take_in
 from .capture import files, images
 from .capture.node import node_info
-from .capture.peers import wait_for_peers
 from .capture.supervisor import KILL_GRACE, Supervisor
-from .connection import can_reach, is_own_address, own_address
+from .connection import can_reach, own_address
 from .describe import gpu_use, outside
 from .doorman import execute_ids, left_out
 from .errors import CkptError
 from .feeding import Feed, came_back, feed
-from .history import first_request, learn_kernel_info
+from .history import learn_kernel_info
+from .launching import not_ended
 from .models import OperationResult, RestoredFrom
 from .observer import RestoreToken
 from .operations import Run, in_thread
-from .refresh import values_of_server
 from .store import StateRecord, make_private_dir
 from .tracking import TrackedKernel, WaitingProcess
 from .watch import Activity
@@ -151,7 +150,8 @@ class Restore:
         async with self._images(run, None) as state:
             supervisor = await self._bring_up(run, state)
         try:
-            kernel = await self._start_manager(kernel_id, run.model.path, supervisor)
+            waiting = WaitingProcess(supervisor, self._connection, self._activity())
+            kernel = await take_in(keeper, kernel_id, run.model.path, self._meta, waiting)
         except BaseException:
             keeper.tracker.withdraw(kernel_id)
             supervisor.kill()
@@ -231,9 +231,7 @@ class Restore:
         try:
             await in_thread(old.wait, _KILL_TIMEOUT)
         except TimeoutError as error:
-            raise CkptError(
-                "restore_failed", "The old process of the kernel did not end.", details=str(error)
-            ) from error
+            raise not_ended("restore_failed", error) from error
 
     async def _bring_up(self, run: Run, state: Feed) -> Supervisor:
         """Restore the tree; its main thread waits for :meth:`_connect`.
@@ -291,60 +289,11 @@ class Restore:
             more = f" and {len(closed) - _NAMED} more" if len(closed) > _NAMED else ""
             self._warnings.append(f"Did not come back: {', '.join(closed[:_NAMED])}{more}.")
 
-    async def _start_manager(
-        self, kernel_id: str, path: str | None, supervisor: Supervisor
-    ) -> TrackedKernel:
-        """Have the server make a kernel manager that adopts the process."""
-        keeper, meta = self._keeper, self._meta
-        keeper.tracker.offer(
-            kernel_id, WaitingProcess(supervisor, self._connection, self._activity())
-        )
-        try:
-            await keeper.kernel_manager.start_kernel(
-                kernel_id=kernel_id,
-                kernel_name=meta.kernel_name,
-                **await keeper.sessions.launch_arguments(path),
-            )
-            ready = keeper.kernel_manager.get_kernel(kernel_id).ready
-            # Not done yet where the server starts kernels in the background.
-            await asyncio.wait_for(
-                ready if isinstance(ready, asyncio.Future) else asyncio.wrap_future(ready),
-                keeper.restore_timeout,
-            )
-            # Then the server's socket is there, by which the kernel is heard.
-            pending = getattr(keeper.kernel_manager, "_pending_kernel_tasks", {}).get(kernel_id)
-            if isinstance(pending, asyncio.Future):
-                await asyncio.wait([pending], timeout=keeper.restore_timeout)
-        except CkptError:
-            raise
-        except Exception as error:
-            raise CkptError(
-                "not_restorable",
-                "The server could not take the restored kernel in.",
-                hint=f"Is the kernel '{meta.display_name}' installed here?",
-                details=f"{type(error).__name__}: {error}",
-            ) from error
-        kernel = keeper.tracker.get(kernel_id)
-        if kernel is None or kernel.provisioner.supervisor is not supervisor:
-            raise CkptError(
-                "not_restorable",
-                "The kernel is not run by this server's save-capable launcher.",
-                hint="Its kernelspec names another kernel provisioner.",
-            )
-        return kernel
-
     async def _connect(self, run: Run, kernel: TrackedKernel) -> None:
         """Wait until the server's sockets are back, so that no output or reply is lost."""
         run.phase("connecting", 0.9)
-        km, meta = kernel.km, self._meta
-        km.execution_state = meta.execution_state
-        first_request(km, meta.language, values_of_server(self._keeper, km))
-        expected = self._keeper.roster.sockets(kernel.kernel_id)
-        ip = km.ip if is_own_address(km.ip) else "127.0.0.1"
-        there = await wait_for_peers(ip, expected, timeout=self._keeper.hold_timeout)
-        if not there:
+        if not await reconnect(self._keeper, kernel, self._meta):
             self._warnings.append("Output right after the restore may be missing.")
-        km.execution_state = meta.execution_state
 
     def _origin(self, last_count: int | None) -> RestoredFrom:
         meta = self._meta
@@ -389,7 +338,11 @@ class Restore:
 
 
 def _overtaken() -> CkptError:
-    return CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
+    return CkptError(
+        "cancelled",
+        "The kernel was restarted or shut down meanwhile.",
+        hint="The saved state is kept: restore it again if it is still wanted.",
+    )
 
 
 def _make_log(path: Path, folder: Path) -> None:

@@ -160,4 +160,8 @@ class Roster:
 
 def unknown_kernel() -> CkptError:
     """What to raise for a kernel id nobody knows."""
-    return CkptError("unknown_kernel", "There is no such kernel.")
+    return CkptError(
+        "unknown_kernel",
+        "There is no such kernel.",
+        hint="It may have ended: list the kernels anew.",
+    )

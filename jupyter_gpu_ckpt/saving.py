@@ -211,7 +211,7 @@ class Save:
 
     def _pid(self) -> int:
         if self._supervisor is None or self._supervisor.poll() is not None:
-            raise CkptError("not_savable", "The kernel has ended.")
+            raise CkptError("not_savable", "The kernel has ended.", hint="Start it again.")
         pid = self._supervisor.pid
         if pid is None:
             raise CkptError("not_savable", "The kernel is still starting.", hint="Try again.")

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from .doorman import Doorman, HeldMessage, Kept, each
-from .errors import CkptError
+from .doorman import Doorman, HeldMessage, Kept, each, too_much
 
 if TYPE_CHECKING:
     import logging
@@ -54,7 +53,7 @@ class Unheard:
         if held is None or message.execute_id is None:
             return False
         if not held.add(message):
-            message.refuse(CkptError("busy", "Too much waits for the kernel to start."))
+            message.refuse(too_much("start"))
         elif len(held) == 1:
             asyncio.get_running_loop().call_later(_LONGEST, self._release, kernel_id, held)
         return True

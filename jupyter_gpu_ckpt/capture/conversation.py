@@ -72,6 +72,7 @@ class Conversation:
             raise CkptError(
                 "internal",
                 "The program that saves kernels ended without a word. The kernel runs on.",
+                hint="Try again. If that happens each time, reinstall jupyter-gpu-ckpt.",
                 details=f"exit status {self.process.returncode}\n{self._log()}",
             )
         if last["event"] == "error":

@@ -321,7 +321,11 @@ def _copy_out(path: str, status: os.stat_result, images_dir: Path, number: int) 
     try:
         now = os.fstat(source)
         if (now.st_dev, now.st_ino) != (status.st_dev, status.st_ino):
-            raise CkptError("dump_failed", f"{path} was replaced during the save. Save again.")
+            raise CkptError(
+                "dump_failed",
+                f"The file {path} was replaced during the save. The kernel runs on.",
+                hint="Save again.",
+            )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         target = os.open(copy_path(images_dir, number), flags, 0o600)
         try:

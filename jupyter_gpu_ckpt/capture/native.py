@@ -267,5 +267,6 @@ def _understood(read: Callable[[], T]) -> T:
         raise CkptError(
             "internal",
             "The program that saves kernels gave an odd answer. The kernel runs on.",
+            hint="Try again. If that happens each time, reinstall jupyter-gpu-ckpt.",
             details=str(error),
         ) from error

@@ -67,7 +67,11 @@ def check_node(probe: Probe) -> None:
             hint=problem.hint,
             details="\n".join(other.message for other in probe.problems[1:]) or None,
         )
-    raise CkptError("cannot_capture", "Kernels cannot be saved on this node.")
+    raise CkptError(
+        "cannot_capture",
+        "Kernels cannot be saved on this node.",
+        hint="'jupyter gpu-ckpt doctor' says what it lacks.",
+    )
 
 
 def check_restore(

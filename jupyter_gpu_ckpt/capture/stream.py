@@ -66,6 +66,14 @@ def is_streamed(path: bytes) -> bool:
     return _STREAMED.fullmatch(path) is not None
 
 
+def _unknown_request() -> CkptError:
+    return CkptError(
+        "restore_failed",
+        "CRIU asked for the state in a way that this version does not know.",
+        hint="Update jupyter-gpu-ckpt, or use the CRIU that it was tested with.",
+    )
+
+
 class ImageServer:
     """Serves one restore, from when it is made until :meth:`close`.
 
@@ -148,6 +156,7 @@ class ImageServer:
             except Exception as error:
                 logger.exception("images could not be served")
                 self._fail(CkptError("internal", "The state could not be handed on.",
+                                     hint="Restore it again; the server's log says more.",
                                      details=type(error).__name__))  # fmt: skip
 
         thread = threading.Thread(target=run, name="gpu-ckpt-images", daemon=True)
@@ -171,7 +180,11 @@ class ImageServer:
         with connection:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             if struct.unpack("3i", credentials)[1] != os.geteuid():
-                raise CkptError("restore_failed", "Another user's program asked for the state.")
+                raise CkptError(
+                    "restore_failed",
+                    "Another user's program asked for the state, and did not get it.",
+                    hint="Set the folder (spool_dir) to one that only you can enter, then restore.",
+                )
             # A CRIU that goes away, in the middle of a request too, says by itself why.
             with suppress(ConnectionError):
                 while (name := self._request(connection)) is not None:
@@ -199,7 +212,7 @@ class ImageServer:
             return None
         # One field, number 1, a string; shorter than 128 bytes it has one byte of length.
         if message[:2] != bytes([0x0A, max(0, len(message) - 2)]):
-            raise CkptError("restore_failed", "CRIU asked for the state in an unknown way.")
+            raise _unknown_request()
         return message[2:]
 
     def _answer(self, connection: socket.socket, name: bytes) -> None:
@@ -222,7 +235,7 @@ class ImageServer:
             if not data:
                 return
             if len(fds) != 1 or not stat.S_ISFIFO(os.fstat(fds[0]).st_mode):
-                raise CkptError("restore_failed", "CRIU asked for the state in an unknown way.")
+                raise _unknown_request()
             os.set_blocking(fds[0], False)
             if file >= 0 and os.fstat(file).st_size <= _SMALL:
                 self._copy(file, fds[0])

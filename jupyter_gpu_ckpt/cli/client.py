@@ -215,7 +215,9 @@ class Server:
                 "no_server",
                 hint="See 'jupyter server extension list' in the server's environment.",
             )
-        return CliError(f"The server at {self.url} failed: {error}.", "internal")
+        return CliError(
+            f"The server at {self.url} failed: {error}.", "internal", hint="Look at its log."
+        )
 
     def _unreachable(
         self, why: str, hint: str = "'jupyter server list' shows the servers that run here."

@@ -92,7 +92,9 @@ def run(server: Server, start: Callable[[], Operation], *, wait: bool, timeout: 
     if operation.status == "failed":
         error = operation.error
         if error is None:
-            raise CliError("It failed.", "internal")
+            raise CliError(
+                "The operation failed.", "internal", hint="The server's log may say why."
+            )
         raise CliError(error.message, error.reason, hint=error.hint, details=error.details)
     return operation
 

@@ -129,7 +129,11 @@ class OwnKernel:
         try:
             return future.result()
         except (OSError, HTTPClientError, WebSocketClosedError) as error:
-            raise CliError(f"The connection to the kernel broke: {error}.", "unreachable") from None
+            raise CliError(
+                f"The connection to the kernel broke: {error}.",
+                "unreachable",
+                hint="Try again: 'jupyter gpu-ckpt kernels' says whether it still runs.",
+            ) from None
 
     async def _run(self, code: str, history: bool) -> Cell:
         await self._open()

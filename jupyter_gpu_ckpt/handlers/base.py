@@ -25,7 +25,14 @@ KEEPER_SETTING: Final = "jupyter_gpu_ckpt_keeper"
 # What kernel, state and operation ids may look like. Anything else is an id nobody has, and never
 # reaches a file name.
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_KINDS: Final = {"kernel": "unknown_kernel", "state": "unknown_state", "op": "unknown_operation"}
+#: What is said of one: its kind's reason, its word, and what may have become of it.
+_KINDS: Final = {
+    "kernel": ("unknown_kernel", "kernel", "It may have ended: list the kernels anew."),
+    "state": ("unknown_state", "saved state", "It may have been deleted: list the states anew."),
+    "op": ("unknown_operation", "operation", "Operations are forgotten when the server ends."),
+}
+
+_SEE: Final = "See the REST API's openapi.yaml."
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -60,14 +67,16 @@ class GpuCkptHandler(ExtensionHandlerMixin, APIHandler):
         """
         raw = self.request.body or b"{}"
         if len(raw) > MAX_BODY_BYTES:
-            raise CkptError("bad_request", f"The body is longer than {MAX_BODY_BYTES} bytes.")
+            raise CkptError(
+                "bad_request", f"The body is longer than {MAX_BODY_BYTES} bytes.", hint=_SEE
+            )
         try:
             return msgspec.json.decode(raw, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CkptError(
                 "bad_request",
                 f"The body is not what this request takes: {error}.",
-                hint="See the REST API's openapi.yaml.",
+                hint=_SEE,
             ) from None
 
     def checked_id(self, kind: str, value: str) -> str:
@@ -80,8 +89,8 @@ class GpuCkptHandler(ExtensionHandlerMixin, APIHandler):
         """
         if _ID.fullmatch(value):
             return value
-        word = "operation" if kind == "op" else kind
-        raise CkptError(_KINDS[kind], f"There is no {word} with this id.")
+        reason, word, hint = _KINDS[kind]
+        raise CkptError(reason, f"There is no {word} with this id.", hint=hint)
 
     def answer(self, value: Any, status: int = 200) -> None:
         """Finish with `value` (a struct or a list of them) as JSON."""
@@ -135,7 +144,9 @@ def _as_ckpt_error(status_code: int, error: BaseException | None) -> CkptError:
         return CkptError("forbidden", message, hint="Sign in, or give the server's token.")
     if 400 <= status_code < 500:
         phrase = responses.get(status_code, "Bad request")
-        return CkptError("bad_request", f"The server did not take this request: {phrase}.")
+        return CkptError(
+            "bad_request", f"The server did not take this request: {phrase}.", hint=_SEE
+        )
     return CkptError(
         "internal",
         "Something went wrong in the server.",
@@ -143,4 +154,4 @@ def _as_ckpt_error(status_code: int, error: BaseException | None) -> CkptError:
     )
 
 
-assert set(_KINDS.values()) <= set(STATUS)
+assert {reason for reason, _, _ in _KINDS.values()} <= set(STATUS)

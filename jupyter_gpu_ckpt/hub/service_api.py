@@ -112,7 +112,11 @@ def _decoded(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise CkptError("bad_request", f"The request is not understood: {error}.") from error
+        raise CkptError(
+            "bad_request",
+            f"The request is not understood: {error}.",
+            hint="Send what the documentation of the page's API says.",
+        ) from error
 
 
 def _send(

@@ -280,7 +280,9 @@ def new_key_file(path: Path) -> str:
         ) from None
     except OSError as error:
         raise CkptError(
-            "store_unavailable", f"The key cannot be written to {path}: {error.strerror}."
+            "store_unavailable",
+            f"The key cannot be written to {path}: {error.strerror}.",
+            hint="Name a file in a folder that you may write to.",
         ) from error
     with open(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, 0o600)

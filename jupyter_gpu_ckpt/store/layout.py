@@ -36,14 +36,22 @@ def owner_folder(owner: str) -> str:
     if name.startswith("."):
         name = "%2E" + name[1:]
     if not name or len(name) > 200:
-        raise CkptError("bad_request", "The owner of a store needs a name of sensible length.")
+        raise CkptError(
+            "bad_request",
+            "The owner of a store needs a name of sensible length.",
+            hint="Set GpuCkpt.owner to one.",
+        )
     return name
 
 
 def check_kernel_id(kernel_id: str) -> str:
     """Return `kernel_id` if it can be a file name of ours, else raise ``unknown_kernel``."""
     if not is_kernel_id(kernel_id):
-        raise CkptError("unknown_kernel", "There is no kernel with this id.")
+        raise CkptError(
+            "unknown_kernel",
+            "There is no kernel with this id.",
+            hint="It may have ended: list the kernels anew.",
+        )
     return kernel_id
 
 
@@ -86,7 +94,11 @@ def check_state_id(state_id: str) -> str:
 
 def unknown_state() -> CkptError:
     """Build the error for an id that names no state of this owner."""
-    return CkptError("unknown_state", "There is no saved state with this id.")
+    return CkptError(
+        "unknown_state",
+        "There is no saved state with this id.",
+        hint="It may have been deleted: list the states anew.",
+    )
 
 
 def is_of_one_file(error: OSError) -> bool:
@@ -186,7 +198,11 @@ def check_private(folder: Path) -> None:
     """
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode):
-        raise CkptError("store_unavailable", f"{folder} should be a folder, and is not one.")
+        raise CkptError(
+            "store_unavailable",
+            f"{folder} should be a folder, and is not one.",
+            hint="Move it away, or choose another place for the store.",
+        )
     if found.st_uid != file_user():
         raise CkptError(
             "store_unavailable",

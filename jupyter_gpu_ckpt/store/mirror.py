@@ -149,7 +149,9 @@ class Mirror:
             except Damaged as error:
                 self._failed(
                     CkptError(
-                        "store_unavailable", f"The remote state store answers nonsense: {error}"
+                        "store_unavailable",
+                        f"The remote state store answers nonsense: {error}",
+                        hint="Check GpuCkpt.store_url, and what stands between here and there.",
                     )
                 )
             except CkptError as error:

@@ -251,5 +251,9 @@ def _create_key(folder: Path) -> bytes:
     create_once(path, data)
     final = _read_key(path)
     if final is None:
-        raise CkptError("store_unavailable", f"{path} vanished as soon as it was written.")
+        raise CkptError(
+            "store_unavailable",
+            f"{path} vanished as soon as it was written.",
+            hint="Something removes files there: choose another place for the store.",
+        )
     return final

@@ -134,7 +134,9 @@ class StateReader:
             existed = dest.exists()
             make_private_dir(dest)
             if any(dest.iterdir()):
-                raise CkptError("internal", "The folder to restore from is not empty.")
+                raise CkptError(
+                    "internal", "The folder to restore from is not empty.", hint="Restore again."
+                )
         try:
             self._rebuild(dest, skip, progress, cancel)
         except BaseException:

@@ -148,6 +148,7 @@ def sweep(
             raise CkptError(
                 "store_unavailable",
                 "The state store answers too slowly to be tidied up; nothing was removed.",
+                hint="Try again when it is less busy.",
             )
         for pack in garbage:
             late = uptime() - began > _LONGEST_REMOVAL

@@ -112,6 +112,7 @@ class FileSource:
                 raise CkptError(
                     "internal",
                     "A file of the image became shorter while it was stored.",
+                    hint="Save again.",
                     details=os.fsdecode(self.path),
                 )
             done += got
@@ -192,5 +193,6 @@ def _scan(
             raise CkptError(
                 "internal",
                 "The image holds something that is neither a file nor a folder.",
+                hint="Save again.",
                 details=os.fsdecode(path),
             )

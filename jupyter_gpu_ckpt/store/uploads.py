@@ -160,7 +160,11 @@ class Uploader:
             except Exception as error:
                 # Whatever it is, the next try must come.
                 if not isinstance(error, CkptError):
-                    error = CkptError("internal", f"An upload failed: {error!r}")
+                    error = CkptError(
+                        "internal",
+                        f"An upload failed: {error!r}",
+                        hint="It is tried again; until then the state is on this node only.",
+                    )
                 self._failures += 1
                 self._on_problem(error)
                 self._wake.wait(pause)

@@ -75,8 +75,9 @@ def settled(api: Api, lasting_home: Home) -> Iterator[Saved]:
 
 
 def assert_clear(error: dict[str, str | None], reason: str) -> None:
-    """An error says what and for programs why, and shows no traceback."""
+    """An error says what, for programs why, and what to do, and shows no traceback."""
     assert error["reason"] == reason, error
+    assert error["hint"], error
     assert error["message"] and len(error["message"]) > 15
     assert "Traceback" not in str(error)
 
