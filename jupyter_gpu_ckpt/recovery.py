@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakSet
@@ -286,11 +286,11 @@ class Leases:
         if self._store.states(kernel_id):
             record.lease = None
             record.offer = offer or record.offer
+            record.stop = stop or record.stop
             self._store.put_kernel(record)
         else:
             self._store.delete_kernel(kernel_id)
 
-            record.stop = stop or record.stop
     def _put(self, record: KernelRecord) -> None:
         try:
             self._store.put_kernel(record)
@@ -310,19 +310,19 @@ class Leases:
         """
         found = []
         for record in self._store.kernels():
-            if self._is_lost(record) and (best := self._store.best(record.kernel_id)) is not None:
+            if self.is_lost(record) and (best := self._store.best(record.kernel_id)) is not None:
                 beat = self._store.heartbeat(record.kernel_id)
                 seen = time.time() - (0.0 if beat is None else max(0.0, beat.age))
                 found.append(LostRecord(record, best[0], seen, best[1]))
         return sorted(found, key=lambda lost: lost.state.created, reverse=True)
 
-    def forget_stateless(self) -> None:
-        """Remove the records of lost kernels that no state was made of; for a worker thread.
+    def forget_stateless(self, records: Iterable[KernelRecord]) -> None:
+        """Remove those of lost kernels that no state was made of; for a worker thread.
 
         States that cannot be read count: their key may only be missing for now.
         """
-        for record in self._store.kernels():
-            if self._is_lost(record) and not self._store.has_states(record.kernel_id):
+        for record in records:
+            if self.is_lost(record) and not self._store.has_states(record.kernel_id):
                 self._store.delete_kernel(record.kernel_id)
 
     def last_path(self, kernel_id: str) -> str | None:
@@ -354,7 +354,8 @@ class Leases:
         """Whether a kernel ran last in a server of this one's name."""
         return record.server == self._server
 
-    def _is_lost(self, record: KernelRecord) -> bool:
+    def is_lost(self, record: KernelRecord) -> bool:
+        """Whether a kernel ended without its user's wish, by its record; for a worker thread."""
         running = self._tracker.get(record.kernel_id) is not None
         return not running and self._liveness.is_lost(record)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .errors import CkptError
 from .operations import in_thread
+from .store.retention import Removal
+from .store.upkeep import Look
 
 if TYPE_CHECKING:
     from .keeper import Keeper
 
+T = TypeVar("T")
+
+_NOT_LOOKED_AT: Final = "What was saved cannot be looked at"
+_NO_SPACE_BACK: Final = "No disk space was given back"
 _NOT_REMOVED: Final = "Old states were not removed"
 #: How many things that cannot be read are named in the log.
 _TOLD: Final = 5
@@ -36,24 +43,28 @@ class Tidying:
         Never raises for a store, or something in it, that cannot be read: that is told.
         """
         keeper = self._keeper
-        # The last may take minutes on a slow store: a server that stops does not wait for its end.
-        for consequence, tidy in (
-            ("Working files of other servers were not removed", keeper.spool.clean),
-            ("What was saved cannot be looked at", keeper.leases.forget_stateless),
-            ("What was saved cannot be looked at", self._tell_of_unreadable),
-            (_NOT_REMOVED, None),
-            ("No disk space was given back", lambda: keeper.store.gc(stop=self._stop)),
-        ):
-            try:
-                await (self.apply() if tidy is None else in_thread(tidy))
-            except CkptError as error:
-                keeper.troubles.tell(consequence, error, again=False)
+        await self._attempt("Working files of other servers were not removed", keeper.spool.clean)
+        look = await self._attempt(_NOT_LOOKED_AT, keeper.store.look)
+        if look is not None:
+            records = look.kernels
+            await self._attempt(_NOT_LOOKED_AT, lambda: keeper.leases.forget_stateless(records))
+            self._tell_of_unreadable(look)
+        await self.apply(look)
+        # It may take minutes on a slow store: a server that stops does not wait for its end.
+        await self._attempt(_NO_SPACE_BACK, lambda: keeper.store.gc(stop=self._stop))
 
-    def _tell_of_unreadable(self) -> None:
-        """Warn once of all that cannot be read; for a worker thread."""
-        store = self._keeper.store
-        bad = [*(state.message for state in store.damaged())]
-        bad += [error.message for error in store.unreadable_kernels()]
+    async def _attempt(self, consequence: str, tidy: Callable[[], T]) -> T | None:
+        """Do it in a thread; ``None`` where that failed, which is told."""
+        try:
+            return await in_thread(tidy)
+        except CkptError as error:
+            self._keeper.troubles.tell(consequence, error, again=False)
+            return None
+
+    def _tell_of_unreadable(self, look: Look) -> None:
+        """Warn once of all that cannot be read."""
+        bad = [*(state.message for state in look.damaged)]
+        bad += [error.message for error in look.unreadable]
         if bad:
             said = list(dict.fromkeys(bad))  # of a missing key all states say the same
             self._keeper.log.warning(
@@ -63,19 +74,26 @@ class Tidying:
                 " ".join(said[:_TOLD]) + (" ..." if len(said) > _TOLD else ""),
             )
 
-    async def apply(self) -> None:
+    async def apply(self, look: Look | None = None) -> None:
         """Remove states that no rule keeps; called after each save and when the server starts.
 
         Never raises for a store that does not answer: the next save comes back to it.
+
+        Parameters
+        ----------
+        look
+            What is in the store, where that was just looked at.
         """
         keeper = self._keeper
         in_use = self.in_use()
+
+        def plan() -> list[Removal]:
+            found = look or keeper.store.look()
+            needed = self._needed(in_use, found)._asdict()
+            return keeper.store.retain(keeper.retention(), **needed, look=found, dry_run=True)
+
         try:
-            removals = await in_thread(
-                lambda: keeper.store.retain(
-                    keeper.retention(), **self._needed(in_use)._asdict(), dry_run=True
-                )
-            )
+            removals = await in_thread(plan)
             for removal in removals:
                 await self._remove(removal.state_id, removal.why)
             if removals:
@@ -133,7 +151,8 @@ class Tidying:
         states = keeper.store.states(kernel_id)
         if states:
             size = max(size - states[0].size, size // 10)
-        keeper.store.room(policy, size, **self._needed(in_use)._asdict())
+        look = keeper.store.look()
+        keeper.store.room(policy, size, **self._needed(in_use, look)._asdict(), look=look)
 
     def in_use(self) -> set[str]:
         """States that operations work on, or that this server's kernels would come back from."""
@@ -141,15 +160,11 @@ class Tidying:
         running = {op.state_id for op in keeper.operations() if op.status == "running"}
         return {state for state in running | {k.policy.latest for k in keeper.tracker} if state}
 
-    def _needed(self, in_use: set[str]) -> _Needed:
+    def _needed(self, in_use: set[str], look: Look) -> _Needed:
         keeper = self._keeper
         here = {kernel.kernel_id for kernel in list(keeper.tracker)}
-        lost = {found.record.kernel_id for found in keeper.leases.lost()}
-        elsewhere = {
-            record.kernel_id for record in keeper.store.kernels() if record.lease is not None
-        } - (here | lost)
-        busy = set(in_use)
-        for kernel_id in elsewhere:
-            # Its server knows which of them it would come back from.
-            busy.update(state.id for state in keeper.store.states(kernel_id))
-        return _Needed(here | lost | elsewhere, busy)
+        lost = {one.kernel_id for one in look.kernels if keeper.leases.is_lost(one)}
+        held = {one.kernel_id for one in look.kernels if one.lease is not None}
+        elsewhere = held - (here | lost)
+        # Its server knows which of them it would come back from.
+        return _Needed(here | lost | elsewhere, in_use | look.states_of(elsewhere))

@@ -17,7 +17,7 @@ from .kernel_store import READING
 from .layout import begun, check_kernel_id, is_of_one_file, translated
 from .local_files import LocalFiles, pack_files
 from .owner import OwnerStore
-from .records import DamagedState, GcResult, StateRecord
+from .records import DamagedState, GcResult, KernelRecord, StateRecord
 from .retention import Held, Policy, Removal, check_room, costs, plan, used
 from .seal import manifest_packs
 from .sweep import sweep
@@ -34,6 +34,23 @@ class Listing(NamedTuple):
     damaged: list[DamagedState]
     costs: dict[str, int]
     used: int = 0
+
+
+class Look(NamedTuple):
+    """What is in a store at some moment, for one reading of all manifests and records."""
+
+    kernels: list[KernelRecord]
+    unreadable: list[CkptError]
+    seen: list[Seen]
+
+    @property
+    def damaged(self) -> list[DamagedState]:
+        """States that cannot be read, newest first."""
+        return damaged_among(self.seen)
+
+    def states_of(self, kernel_ids: Collection[str]) -> set[str]:
+        """Ids of all states of these kernels."""
+        return {one.id for one in self.seen if one.kernel_id in kernel_ids}
 
 
 class Upkeep(Catalog):
@@ -64,6 +81,18 @@ class Upkeep(Catalog):
             used(held, sizes),
         )
 
+    def look(self) -> Look:
+        """All that :meth:`kernels`, :meth:`states` and what is said of the unreadable rest tell."""
+        owner = self._open()
+        if owner is None:
+            return Look([], [], [])
+        records = self._kernels()
+        return Look(
+            [one for one in records if isinstance(one, KernelRecord)],
+            [one for one in records if isinstance(one, CkptError)],
+            self._seen(owner),
+        )
+
     def costs(self) -> dict[str, int]:
         """What deleting each state alone would free, in bytes, by the states' ids."""
         return self.listing().costs
@@ -74,6 +103,7 @@ class Upkeep(Catalog):
         *,
         living: Collection[str] = (),
         busy: Collection[str] = (),
+        look: Look | None = None,
         dry_run: bool = False,
     ) -> list[Removal]:
         """Remove the states that no rule keeps; their space comes back with a collection.
@@ -87,6 +117,8 @@ class Upkeep(Catalog):
             state is never removed.
         busy
             Ids of states that are in use right now.
+        look
+            What is there, from :meth:`look`, where that was just asked for.
         dry_run
             Only say which.
 
@@ -99,7 +131,7 @@ class Upkeep(Catalog):
         if owner is None:
             return []
         with translated(READING):
-            states = self._held(self._seen(owner))
+            states = self._held(self._seen(owner) if look is None else look.seen)
             sizes = self._pack_sizes(owner, states)
         removals = plan(states, sizes, policy, now=time.time(), living=living, busy=busy)
         if dry_run:
@@ -120,6 +152,7 @@ class Upkeep(Catalog):
         *,
         living: Collection[str] = (),
         busy: Collection[str] = (),
+        look: Look | None = None,
     ) -> None:
         """Refuse a save that the quota has no room for; see :func:`~.retention.check_room`.
 
@@ -133,7 +166,7 @@ class Upkeep(Catalog):
         owner = None if policy.quota is None else self._open()
         if owner is not None:
             with translated(READING):
-                states = self._held(self._seen(owner))
+                states = self._held(self._seen(owner) if look is None else look.seen)
                 sizes = self._pack_sizes(owner, states)
         check_room(states, sizes, policy, estimate, living=living, busy=busy)
 

@@ -218,7 +218,7 @@ def test_a_key_that_is_missing_for_now_makes_no_lost_kernel_forgotten(
             troubles=Troubles(logging.getLogger()),
         )
 
-    leases().forget_stateless()
+    leases().forget_stateless(sealed.kernels())
     assert [record.kernel_id for record in sealed.kernels()] == [KERNEL]
     new_private(keys[0].path, text)
     assert [lost.record.kernel_id for lost in leases().lost()] == [KERNEL]

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jupyter_gpu_ckpt.errors import CkptError
-from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.recovery import Leases
+from jupyter_gpu_ckpt.spool import Spool
+from jupyter_gpu_ckpt.store import StateStore, catalog, kernel_store
+from jupyter_gpu_ckpt.store.manifest import Body
+from jupyter_gpu_ckpt.store.records import KernelRecord, Lease
 from jupyter_gpu_ckpt.store.retention import Policy
+from jupyter_gpu_ckpt.store.seal import Sealing
+from jupyter_gpu_ckpt.tidying import Tidying
+from jupyter_gpu_ckpt.tracking import Tracker
+from jupyter_gpu_ckpt.troubles import Troubles
 
 from .conftest import KERNEL, Save, collect_all, extract, make_meta, noise, pack_files, snapshot
 
@@ -287,3 +299,66 @@ def test_the_best_state_is_the_newest_that_is_not_damaged(
     best = store.best(KERNEL)
     assert best is not None
     assert (best[0].id, best[1]) == (newer[-1], {}), "perhaps it is only out of reach"
+
+
+def test_a_server_that_starts_reads_what_is_there_once(
+    store: StateStore, save: Save, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tidies up by that; only a collection of garbage has to look again."""
+    lease = Lease(node_id="gone", hostname="far", boot_id="b", server_pid=1, server_start=0.0,
+                  renewed=1.0, ttl=1.0)  # fmt: skip
+    records = [
+        KernelRecord(kernel_id=kernel_id, kernel_name="p", display_name="P", lease=lease)
+        for kernel_id in (KERNEL, "stateless", "unreadable")
+    ]
+    for record in records:
+        store.put_kernel(record)
+    states = [save(image) for _ in range(4)]
+    damaged = save(image, kernel_id="unreadable")
+    (manifest,) = store.root.glob(f"*/kernels/*/states/{damaged.id}.json")
+    manifest.write_bytes(b"{}")
+    (path,) = store.root.glob("*/kernels/unreadable/kernel.json")
+    path.write_bytes(b"{}")
+    for path in store.root.glob("*/kernels/*/kernel.json"):
+        os.utime(path, (0, 0))
+    read: list[str] = []
+    decode, load = catalog.decode_manifest, kernel_store._load_kernel
+
+    def counted_manifest(data: bytes, sealing: Sealing, kernel_id: str, state_id: str) -> Body:
+        read.append(state_id)
+        return decode(data, sealing, kernel_id, state_id)
+
+    def counted_record(path: Path, sealing: Sealing) -> KernelRecord | None:
+        read.append(path.parent.name)
+        return load(path, sealing)
+
+    log = logging.getLogger("test-of-tidying")
+    troubles = Troubles(log)
+    tracker = Tracker(*[lambda *_: None] * 7)  # type: ignore[arg-type]
+    keeper = SimpleNamespace(
+        store=store, tracker=tracker, log=log, troubles=troubles,
+        spool=Spool(tmp_path / "spool"), operations=list, retention=lambda: Policy(max_age=0.0),
+        leases=Leases(
+            store, tracker, dict, ttl=1.0, interval=1.0,  # type: ignore[arg-type]
+            on_fenced=lambda kernel, host: None, troubles=troubles,
+        ),
+    )  # fmt: skip
+
+    async def delete(state_id: str) -> None:
+        store.delete(state_id)
+
+    keeper.delete_state = delete
+    said: list[str] = []
+    log.addHandler(handler := logging.Handler())
+    monkeypatch.setattr(handler, "emit", lambda entry: said.append(entry.getMessage()))
+    monkeypatch.setattr(catalog, "decode_manifest", counted_manifest)
+    monkeypatch.setattr(kernel_store, "_load_kernel", counted_record)
+    asyncio.run(Tidying(keeper, threading.Event()).begin())  # type: ignore[arg-type]
+
+    everything = [record.kernel_id for record in records] + [s.id for s in [*states, damaged]]
+    assert sorted(read) == sorted(everything)
+    (warning,) = said
+    assert warning.startswith("2 things") and damaged.id in warning and "unreadable" in warning
+    assert [record.kernel_id for record in store.kernels()] == [KERNEL]
+    assert [state.id for state in store.states()] == [states[3].id]
+    assert manifest.exists() and path.exists()
