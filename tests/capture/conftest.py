@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from jupyter_gpu_ckpt.capture.supervisor import Supervisor
 
 T = TypeVar("T")
 _addresses = itertools.count(1)
+#: Tests beside these have kernels of their own.
+_NETWORK = f"127.{random.randrange(1, 255)}"
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
@@ -41,7 +44,7 @@ class RunningKernel:
         self.kernel_capture = kernel_capture
         self.folder = folder
         self.log = folder / "kernel.log"
-        ip = f"127.{os.getpid() % 250 + 1}.{next(_addresses)}.1"
+        ip = f"{_NETWORK}.{next(_addresses)}.1"
         self.connection_file, _ = write_connection_file(str(folder / "kernel.json"), ip=ip)
         self.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file]
         if not history:

@@ -86,6 +86,9 @@ def test_only_what_was_not_ended_in_order_is_lost(home: Home) -> None:
         numbers = metrics(server)
         assert numbers['gpu_ckpt_recovery_seconds_count{cause="death"}'] == 1
         assert numbers["gpu_ckpt_frozen_seconds_count"] == 1
+        assert 0 < numbers["gpu_ckpt_frozen_seconds_sum"] < 30
+        assert numbers['gpu_ckpt_operation_seconds_count{kind="restore"}'] == 2
+        assert numbers['gpu_ckpt_bytes_total{kind="save"}'] > 1e6
         assert numbers['gpu_ckpt_bytes_total{kind="restore"}'] > 1e6
         assert numbers[newest] > made
         session = next(s for s in server.client.get("api/sessions") if s["kernel"]["id"] == lost.id)
@@ -209,13 +212,14 @@ def test_a_kernel_of_another_node_is_lost_when_its_lease_has_run_out(home: Home)
     record = store_of(home).kernel(kernel.id)
     assert record is not None and record.lease is not None
     # As if its node still lived, and could not be asked. Its clock is an hour slow.
-    slow = time.time() - 3600
-    record.lease = msgspec.structs.replace(
-        record.lease, node_id="elsewhere", hostname="elsewhere", renewed=slow, ttl=20.0
-    )
+    elsewhere = {"node_id": "elsewhere", "hostname": "elsewhere", "renewed": time.time() - 3600}
+    record.lease = msgspec.structs.replace(record.lease, **elsewhere, ttl=60.0)
     store_of(home).put_kernel(record)
     with JupyterServer(home, config={"GpuCkpt": {"lease_interval": 1.0}}) as server:
         events = server.client.events()
+        # It is renewed for the last time.
+        record.lease = msgspec.structs.replace(record.lease, ttl=8.0)
+        store_of(home).put_kernel(record)
         assert server.client.lost() == []
         with pytest.raises(ApiError) as refused:
             server.client.post(f"gpu-ckpt/api/lost/{kernel.id}/restore")

@@ -253,19 +253,21 @@ def test_a_damaged_state_is_passed_over_for_the_one_before_it(
 
 
 def test_a_state_that_only_dies_is_left_alone(
-    server: JupyterServer, start: Start, events: EventStream
+    server: JupyterServer, start: Start, events: EventStream, lasting_home: Home
 ) -> None:
     kernel = start()
+    saved = lasting_home.path / "it-is-saved"
     kernel.run(
         "import threading, os, time\n"
-        "end = time.monotonic() + 3\n"
         "def die():\n"
-        "    while time.monotonic() < end: time.sleep(0.05)\n"
+        f"    while not os.path.exists({str(saved)!r}): time.sleep(0.05)\n"
+        "    time.sleep(0.5)\n"
         "    os._exit(7)\n"
         "threading.Thread(target=die, daemon=True).start()\n"
         "x = 1"
     )
     server.client.save(kernel)
+    saved.touch()
     fresh(server, kernel)  # in the end
     assert len(events.of("kernel", action="restored", kernel_id=kernel.id)) == 3
 
