@@ -464,7 +464,7 @@ def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home, metadata: M
         assert again["id"] == first["id"]
         assert len(server.client.states(kernel=kernel.id)) == 1
         # It comes earlier: what was done meanwhile is saved.
-        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 20})
+        again = server.client.post("gpu-ckpt/api/endings", {"seconds": 14})
         assert (again["id"], again["ends"] < first["ends"]) == (first["id"], True)
 
         def states(count: int) -> list[dict[str, Any]]:
@@ -475,7 +475,7 @@ def test_one_end_is_told_once_and_late_work_is_saved_too(home: Home, metadata: M
         wait_for("that is over", lambda: endings(server)[0]["phase"] == "done", 15)
         kernel.run("x = 3")
         # And once more, as late as there is time.
-        (last, *_) = wait_for("late work is saved", lambda: states(3), 22)
+        (last, *_) = wait_for("late work is saved", lambda: states(3), 16)
         assert last["reason"] == "preemption"
         assert endings(server)[0]["ends"] > last["created"]
         assert len(endings(server)) == 1
