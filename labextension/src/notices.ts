@@ -14,7 +14,7 @@ import type { OperationFollower } from './follower';
 import { formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
 import { RestoreNotices } from './restorenotices';
-import { operationTexts, waitText } from './texts';
+import { errorLine, operationTexts, waitText } from './texts';
 import { LONGEST_MESSAGE, closesAfter, dismiss, isDrawn, show } from './toasts';
 
 /** What an operation is about: of one thing only the last end is told. */
@@ -98,21 +98,25 @@ export class Notices {
    *
    * @param title - the title of the dialog with the details
    * @param error - what went wrong
-   * @param options - `prefix`: what to say before the error's own message;
+   * @param options - `words`: makes what is told of the error's own message;
    *   `id`: the notification to change instead of showing a new one; `about`:
    *   see {@link subject}, an earlier one about the same goes
    */
   error(
     title: string,
     error: IErrorBody,
-    options: { prefix?: string; id?: string; about?: string } = {}
+    options: {
+      words?: (message: string) => string;
+      id?: string;
+      about?: string;
+    } = {}
   ): void {
-    const { about } = options;
+    const { about, words } = options;
     const trans = this._trans;
     const explained = explain(error, trans);
-    const { message, hint, details } = explained;
-    const short = (options.prefix ?? '') + message;
-    const whole = hint ? `${short} ${hint}` : short;
+    const { message, details } = explained;
+    const short = words ? words(message) : message;
+    const whole = errorLine({ ...explained, message: short });
     const text = whole.length <= LONGEST_MESSAGE ? whole : short;
     const more = details || text !== whole || text.length > LONGEST_MESSAGE;
     if (about) {

@@ -113,7 +113,8 @@ export class RestoredKernels {
           details: null
         },
         {
-          prefix: trans.__('The kernel died and could not be restored: '),
+          words: cause =>
+            trans.__('The kernel died and could not be restored: %1', cause),
           about: subject('restore', kernel_id)
         }
       );

@@ -1,6 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { IOperation, OperationKind } from './api';
+import type { IErrorBody } from './request';
 
 /** What is said of an operation as it goes and ends. */
 export interface IOperationTexts {
@@ -74,4 +75,9 @@ export function waitText(
     'Waiting for the GPU to finish its work (%1 s)',
     Math.round(seconds)
   );
+}
+
+/** What went wrong, and what to do about it. */
+export function errorLine({ message, hint }: IErrorBody): string {
+  return hint ? `${message} ${hint}` : message;
 }

@@ -3,7 +3,19 @@ import { nullTranslator } from '@jupyterlab/translation';
 
 import type { ILostKernel, ISavedGpus } from '../api';
 import { showLostDialog } from '../dialogs/lost';
-import { aConnection, aState, until } from './fixtures';
+import { LostKernels } from '../lost';
+import type { Notices } from '../notices';
+import { RequestError } from '../request';
+import {
+  KERNEL,
+  Server,
+  aConnection,
+  aState,
+  anError,
+  anOperation,
+  settle,
+  until
+} from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -58,6 +70,38 @@ describe('the prompt for lost kernels', () => {
     const { action, kernels } = (await choice)!;
     expect(action).toBe('restore');
     expect(kernels.map(kernel => kernel.kernel_id)).toEqual(['K1', 'K2']);
+    Dialog.flush();
+  });
+
+  it('says so where none is selected, of which nothing can be asked', async () => {
+    const choice = showLostDialog(
+      [aLost('K1', {}), aLost('K2', {})],
+      async id => aState({ id }),
+      trans
+    );
+    const button = (name: string) =>
+      document.querySelector<HTMLButtonElement>(`.jp-gpu-ckpt-${name}-lost`)!;
+    const boxes = () => [
+      ...document.querySelectorAll<HTMLInputElement>(
+        '.jp-Dialog [type=checkbox]'
+      )
+    ];
+    await until(() => boxes().length === 2);
+    const said = () => document.querySelector('.jp-Dialog [role="alert"]');
+    expect(said()).toBeNull();
+    expect(button('dismiss').disabled).toBe(false);
+    boxes().forEach(box => box.click());
+    await until(() => said()?.textContent === 'No kernel is selected.');
+    await until(() => button('dismiss').disabled && button('restore').disabled);
+
+    boxes()[1].click();
+    await until(
+      () => !button('dismiss').disabled && !button('restore').disabled
+    );
+    button('dismiss').click();
+    const { action, kernels } = (await choice)!;
+    expect(action).toBe('dismiss');
+    expect(kernels.map(kernel => kernel.kernel_id)).toEqual(['K2']);
     Dialog.flush();
   });
 
@@ -118,5 +162,96 @@ describe('the prompt for lost kernels', () => {
     const { gpuMaps } = (await choice)!;
     expect([...gpuMaps]).toEqual([['K1', { 'GPU-a': 'GPU-1' }]]);
     Dialog.flush();
+  });
+});
+
+describe('LostKernels', () => {
+  let lost: ILostKernel[];
+  let kernels: LostKernels;
+  let server: Server;
+  let isWanted: boolean;
+  const dismissLost = jest.fn();
+  const restoreLost = jest.fn();
+  const notices = {
+    error: jest.fn(),
+    follow: jest.fn(async () => anOperation({ status: 'failed' }))
+  };
+
+  const asked = () =>
+    [...document.querySelectorAll<HTMLElement>('[data-kernel-id]')].map(
+      ({ dataset }) => dataset.kernelId
+    );
+  const answer = (name: string) =>
+    document.querySelector<HTMLElement>(`.jp-gpu-ckpt-${name}-lost`)!.click();
+  const gone = () => until(() => document.querySelector('.jp-Dialog') === null);
+
+  beforeEach(() => {
+    jest.clearAllMocks();
+    lost = [aLost('K1', {}), aLost('K2', {})];
+    isWanted = true;
+    server = new Server();
+    Object.assign(server, { dismissLost, lost: async () => lost, restoreLost });
+    kernels = new LostKernels({
+      api: server,
+      enabled: () => isWanted,
+      everywhere: true,
+      model: server.model(),
+      notices: notices as unknown as Notices,
+      trans
+    } as unknown as LostKernels.IOptions);
+  });
+
+  it('asks once of each kernel, whatever the answer', async () => {
+    void kernels.check();
+    await until(() => asked().length === 2);
+    answer('dismiss');
+    await gone();
+    await until(() => dismissLost.mock.calls.length === 2);
+    expect(dismissLost.mock.calls).toEqual([['K1'], ['K2']]);
+    expect(restoreLost).not.toHaveBeenCalled();
+
+    // The server did not hear of it, say: the page remembers.
+    await kernels.check();
+    expect(asked()).toEqual([]);
+    lost.push(aLost('K3', {}));
+    server.say(KERNEL, { action: 'lost', kernel_id: 'K3' });
+    await until(() => asked().length === 1);
+    expect(asked()).toEqual(['K3']);
+    // While the question is open, too.
+    server.say(KERNEL, { action: 'lost', kernel_id: 'K3' });
+    await settle();
+    expect(document.querySelectorAll('.jp-Dialog')).toHaveLength(1);
+    Dialog.tracker.forEach(dialog => dialog.reject());
+    await gone();
+    expect(dismissLost).toHaveBeenCalledTimes(2);
+  });
+
+  it('asks again where restoring did not work', async () => {
+    restoreLost.mockRejectedValueOnce(new RequestError(409, anError()));
+    restoreLost.mockResolvedValueOnce(anOperation({ kind: 'restore' }));
+    void kernels.check();
+    await until(() => asked().length === 2);
+    answer('restore');
+    await until(
+      () =>
+        notices.error.mock.calls.length + notices.follow.mock.calls.length === 2
+    );
+    await gone();
+    expect(restoreLost.mock.calls.map(([id]) => id)).toEqual(['K1', 'K2']);
+    void kernels.check();
+    await until(() => asked().length === 2);
+    Dialog.tracker.forEach(dialog => dialog.reject());
+    await gone();
+  });
+
+  it('is silent where its user does not want to be asked', async () => {
+    isWanted = false;
+    await kernels.check();
+    expect(asked()).toEqual([]);
+    // But not when told to show them.
+    void kernels.show();
+    await until(() => asked().length === 2);
+    Dialog.tracker.forEach(dialog => dialog.reject());
+    await gone();
   });
 });

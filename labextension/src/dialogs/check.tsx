@@ -4,6 +4,7 @@ import * as React from 'react';
 import type { IState, IVerification } from '../api';
 import { formatAge, formatPercent, formatSize } from '../format';
 import type { IErrorBody } from '../request';
+import { errorLine } from '../texts';
 import { kindText } from './contents';
 
 /** So many things that are lost are named. */
@@ -109,7 +110,7 @@ export function StateCheck(props: ICheckProps): JSX.Element {
       {check?.error && (
         // Not of the class that disables the buttons: it may be whole.
         <p role="alert" className="jp-gpu-ckpt-error">
-          {[check.error.message, check.error.hint].filter(Boolean).join(' ')}
+          {errorLine(check.error)}
         </p>
       )}
       {found && !found.intact && (

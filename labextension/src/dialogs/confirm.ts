@@ -37,7 +37,9 @@ export async function confirmDelete(
     buttons: [
       Dialog.cancelButton({ label: trans.__('Cancel') }),
       Dialog.warnButton({ label: trans.__('Delete') })
-    ]
+    ],
+    // As where files are deleted: Enter pressed too early deletes nothing.
+    defaultButton: 0
   });
   return result.button.accept;
 }

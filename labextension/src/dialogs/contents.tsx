@@ -10,6 +10,7 @@ import type {
 import { explain } from '../face';
 import { formatPercent, formatSize } from '../format';
 import type { IErrorBody, RequestError } from '../request';
+import { errorLine } from '../texts';
 
 /** A kind in a user's words. */
 export function kindText(kind: ContentsKind, trans: TranslationBundle): string {
@@ -156,8 +157,15 @@ export function StateContents(props: IStateContentsProps): JSX.Element {
       onToggle={event => setOpen(event.currentTarget.open)}
     >
       <summary>{trans.__('Details')}</summary>
-      {error && <p>{error.message}</p>}
-      {open && !error && !contents && <p>{trans.__('Reading…')}</p>}
+      {error && (
+        // Not of the class that disables the buttons: it can be restored all the same.
+        <p role="alert" className="jp-gpu-ckpt-error">
+          {errorLine(error)}
+        </p>
+      )}
+      {open && !error && !contents && (
+        <p role="status">{trans.__('Reading…')}</p>
+      )}
       {contents && <ContentsTable contents={contents} trans={trans} />}
     </details>
   );

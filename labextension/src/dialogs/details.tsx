@@ -18,8 +18,8 @@ export async function showDetails(
         <p>{error.message}</p>
         {error.hint && <p>{error.hint}</p>}
         {error.details && (
-          // Focusable, so that the keyboard can scroll it.
-          <pre tabIndex={0} aria-label={trans.__('Details')}>
+          // Focusable, so that the keyboard can scroll it; of a role that can have a name.
+          <pre tabIndex={0} role="region" aria-label={trans.__('Details')}>
             {error.details}
           </pre>
         )}

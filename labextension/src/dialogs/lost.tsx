@@ -19,6 +19,9 @@ export interface ILostChoice {
   gpuMaps: ReadonlyMap<string, GpuMap>;
 }
 
+/** The class of the button that needs a kernel and accepts nothing. */
+const DISMISS_CLASS = 'jp-gpu-ckpt-dismiss-lost';
+
 /** Reads a state with the GPUs that can stand for its own; may reject. */
 type ReadState = (stateId: string) => Promise<IState>;
 
@@ -77,12 +80,22 @@ class LostBody extends CheckedBody {
         </ul>
         {this._checked.size === 0 && (
           // The class makes the dialog disable its accepting buttons.
-          <p className="jp-mod-error jp-gpu-ckpt-none-selected">
+          <p role="alert" className="jp-mod-error jp-gpu-ckpt-none-selected">
             {trans.__('No kernel is selected.')}
           </p>
         )}
       </>
     );
+  }
+
+  protected override onChecked(): void {
+    // The dialog itself disables those that accept.
+    const dismiss = this.node
+      .closest('.jp-Dialog')
+      ?.querySelector<HTMLButtonElement>(`.${DISMISS_CLASS}`);
+    if (dismiss) {
+      dismiss.disabled = this._checked.size === 0;
+    }
   }
 
   private _item(kernel: ILostKernel): JSX.Element {
@@ -198,7 +211,7 @@ export async function showLostDialog(
         caption: trans.__(
           'Do not ask again for the selected kernels; their saved states stay'
         ),
-        className: 'jp-gpu-ckpt-dismiss-lost',
+        className: DISMISS_CLASS,
         accept: false,
         actions: ['dismiss']
       }),

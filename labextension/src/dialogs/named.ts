@@ -18,7 +18,23 @@ export function namedDialog<T>(
   dialog.node.setAttribute('aria-label', title);
   // Added before the dialog's own listener, which is added when it is shown.
   dialog.node.addEventListener('keydown', goRound, true);
+  dialog.node.addEventListener('keydown', leaveEnter, true);
   return dialog;
+}
+
+/**
+ * Enter presses a button of the body, and opens what is folded there: some
+ * versions of JupyterLab would accept the dialog.
+ */
+function leaveEnter(event: KeyboardEvent): void {
+  const target = event.target as HTMLElement;
+  if (
+    event.key === 'Enter' &&
+    target.closest('.jp-Dialog-body') &&
+    target.matches('button, summary')
+  ) {
+    event.stopImmediatePropagation();
+  }
 }
 
 /** From the last thing to the first, and back with Shift. */
