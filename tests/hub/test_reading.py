@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
@@ -32,9 +34,11 @@ from jupyter_gpu_ckpt.hub.service_places import UserPlaces
 from jupyter_gpu_ckpt.hub.service_plot import usage_plot
 from jupyter_gpu_ckpt.hub.service_reading import Person, UserStores
 from jupyter_gpu_ckpt.hub.service_records import UserReport
-from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.store import ServerStop, StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
-from tests.hub.generated import MIB, User, ago, crowd
+from tests.harness.node import REPOSITORY
+from tests.harness.user import User as Account
+from tests.hub.generated import MIB, User, ago, crowd, iso
 
 DAY = 86400.0
 
@@ -133,6 +137,30 @@ def test_nothing_is_done_after_what_hangs(
     asyncio.run(act())
     (alice,) = census.known()
     assert alice.states[0].pinned
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        {"at": "<i>now"},
+        {"at": "0001-01-01T00:00:00Z"},
+        {"seconds": -1.0},
+        {"seconds": 1e300},
+        {"saved": -1},
+        {"saved": 4},
+        {"kernels": 10**12},
+    ],
+)
+def test_a_stop_that_cannot_have_been_is_not_told(root: Path, made_up: dict[str, Any]) -> None:
+    # Users write these records themselves.
+    real: dict[str, Any] = {"at": iso(ago(hours=1)), "seconds": 2.0, "kernels": 3, "saved": 2}
+    user = User(root, "alice")
+    user.kernel("kernel-a", "a.ipynb", stop=ServerStop(**real))
+    user.kernel("kernel-b", "b.ipynb", stop=ServerStop(**real))
+    user.kernel("kernel-c", "c.ipynb", stop=ServerStop(**real | made_up))
+    stores = UserStores(GpuCkptHub(store_url=str(root)), Person("alice"), root.parent / "tiers")
+    (stop,) = stores.read().stops
+    assert (stop.at, stop.seconds, stop.kernels, stop.saved) == tuple(real.values())
 
 
 def test_a_hub_that_does_not_answer_leaves_what_is_known(root: Path, tmp_path: Path) -> None:
@@ -469,3 +497,59 @@ def test_what_a_user_puts_into_her_folder_is_a_reason_and_no_trap(
     }  # fmt: skip
     with pytest.raises(CkptError, match=words[trap]):
         stores.read()
+
+
+#: A fresh service that reads a user's store, and says which modules it looked for as her.
+READS_AS_HER = """
+import sys, logging
+from pathlib import Path
+import jupyter_gpu_ckpt.hub.service
+from jupyter_gpu_ckpt.errors import CkptError
+from jupyter_gpu_ckpt.hub import GpuCkptHub
+from jupyter_gpu_ckpt.hub.service_reading import Person, UserStores
+from jupyter_gpu_ckpt.store.acting import file_user
+root, uid = Path(sys.argv[1]), int(sys.argv[2])
+loaded, acted = [], []
+def hear(event, args):
+    if event in ("import", "open") and file_user() == uid:
+        (loaded if event == "import" else acted).append(args[0])
+sys.addaudithook(hear)
+stores = UserStores(GpuCkptHub(store_url=str(root)), Person("alice"), root.parent / "tiers")
+report = stores.read()
+pinned, other, *_ = (state.id for state in report.states if state.problem is None)
+stores.pin(pinned, True)
+stores.expire(1.0, dry_run=True)
+stores.expire(1.0, dry_run=False)
+stores.delete(pinned)
+for wrong in ("20260101T000000Z-00000000", "20269999T000000Z-00000000"):
+    try:
+        stores.delete(wrong)
+    except CkptError:
+        pass
+stores.collect()
+stores.read()
+stores.close()
+print(len(acted) > 10, loaded)
+"""
+
+
+@pytest.mark.root
+def test_a_service_that_reads_as_a_user_needs_no_more_of_its_own_files(shared: Path) -> None:
+    # Where the interpreter is may be closed to her: what it has not loaded by then is not found.
+    root, account = shared / "states", Account()
+    root.mkdir()
+    root.chmod(0o1777)
+    user = User(root, "alice")
+    for number in range(4):
+        user.kernel("kernel-a", "a.ipynb", status="lost")
+        user.state("kernel-a", "a.ipynb", ago(days=number + 1))
+    user.kernel("kernel-b", "b.ipynb", status="running", stop=ServerStop(
+        at=iso(ago(hours=1)), seconds=1.0, kernels=1, saved=1,
+    ))  # fmt: skip
+    damaged = user.state("kernel-b", "b.ipynb", ago(days=9))
+    user.owner.manifest("kernel-b", damaged).write_text("{")
+    user.failure("kernel-b", "b.ipynb", "Too large.", ago(hours=1))
+    user.give_to(account.uid, account.gid)
+    argv = [sys.executable, "-c", READS_AS_HER, str(root), str(account.uid)]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert result.stdout.strip() == "True []", result.stderr

@@ -310,6 +310,8 @@ def test_the_hub_stops_a_job_as_the_user() -> None:
     assert [part.split(" scancel ")[0].strip() for part in command.split(";")] == [
         f"sudo -E -u {NAME}"
     ] * 2
+    # The server alone hears of it, and not its kernels.
+    assert "--batch --signal=TERM 7;" in command
 
 
 # -- others ------------------------------------------------------------------------------
