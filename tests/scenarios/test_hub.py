@@ -131,11 +131,14 @@ def test_a_culler_with_the_hook_lets_a_save_end_first(hub: Hub) -> None:
     kernel = client.start(hub.home.add_notebook("culled.ipynb"))
     kernel.run(SLOW_TO_SAVE)
     wait_for("the server is idle", lambda: kernel.execute("pass").idle, 30)
+    before = len(hub.log_path.read_text(errors="replace"))
     with hub.culling(1, spare_saving=True):
         client.begin_save(kernel)
         client.close()
         wait_for("the culler spares it", lambda: "not culled now: a save is" in hub.log(), 30)
         hub.wait_stopped("carol")
+    said = hub.log_path.read_text(errors="replace")[before:]
+    assert "before the server stops" not in said, "all was saved before it was to stop"
     client = hub.start("carol")
     (lost,) = client.wait_lost(1)
     assert lost["kernel_id"] == kernel.id
