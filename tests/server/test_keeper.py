@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -216,11 +217,39 @@ def test_restarting_while_it_is_saved_cancels_the_save(server: JupyterServer, st
     assert server.client.connect(kernel.id).run("print('fresh')") == "fresh"
 
 
-def test_no_working_files_stay(server: JupyterServer, start: Start, lasting_home: Home) -> None:
+def test_no_working_files_stay(
+    server: JupyterServer, start: Start, lasting_home: Home, tmp_path: Path
+) -> None:
     kernel = start()
-    server.client.restore(server.client.save(kernel)["state_id"])
+    # Open under a name that is gone, of a file that has another: CRIU gives it one of its own.
+    kernel.run(
+        f"import os; file = open({str(tmp_path / 'gone')!r}, 'w+'); file.write('kept')\n"
+        f"os.link(file.name, {str(tmp_path / 'other')!r}); os.unlink(file.name)"
+    )
+    state = server.client.save(kernel)["state_id"]
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    server.client.restore(state)
+    assert kernel.run("_ = file.seek(0); print(file.read())") == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
     spool = lasting_home.data / "gpu-ckpt" / "spool"
     assert not [path for path in spool.rglob("*") if path.is_file()]
+
+
+def test_a_state_comes_back_without_the_log_that_its_kernel_had_open(
+    server: JupyterServer, start: Start, lasting_home: Home
+) -> None:
+    kernel = start()
+    kernel.run("x = 41")
+    state = server.client.save(kernel)["state_id"]
+    server.client.delete(f"api/kernels/{kernel.id}")
+    log = lasting_home.data / "gpu-ckpt" / "logs" / f"{kernel.id}.log"
+    log.unlink()
+    server.client.restore(state)
+    again = server.client.connect(kernel.id)
+    assert again.run("print(x + 1)") == "42"
+    again.run("import os; os.write(1, b'in the new log')")
+    wait_for("it is in the log", lambda: "in the new log" in log.read_text(), 10)
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_store_that_cannot_be_written(home: Home) -> None:
