@@ -53,14 +53,19 @@ class Ability:
     ----------
     configured
         Gives the configured path of the program, or ``None``.
-    log
-        For what GPUs report.
+    log, on_lost
+        For what GPUs report, see :class:`~jupyter_gpu_ckpt.gpus.faults.GpuFaults`.
     """
 
-    def __init__(self, configured: Callable[[], str | None], log: logging.Logger | Any) -> None:
+    def __init__(
+        self,
+        configured: Callable[[], str | None],
+        log: logging.Logger | Any,
+        on_lost: Callable[[str, str], None],
+    ) -> None:
         self._configured = configured
         #: Errors of GPUs that kernels use.
-        self.faults = GpuFaults(log)
+        self.faults = GpuFaults(log, on_lost)
         self._probed: tuple[float, Probe | CkptError] | None = None
 
     def native(self) -> KernelCapture:

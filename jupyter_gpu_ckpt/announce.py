@@ -91,6 +91,12 @@ class Announcer:
         """A save that a policy wanted did not succeed; ``reason`` is the policy."""
         self._kernel("autosave_failed", kernel_id, path=path, cause=reason, message=message)
 
+    def gpu_lost(
+        self, kernel_id: str, path: str | None, state_id: str | None, message: str
+    ) -> None:
+        """A kernel lives on, and its GPU is lost; ``state_id`` is what it can be restored to."""
+        self._kernel("gpu_lost", kernel_id, path=path, state_id=state_id, message=message)
+
     def fenced(self, kernel_id: str, path: str | None, hostname: str) -> None:
         """A kernel was ended here because another server runs it now."""
         self._kernel(

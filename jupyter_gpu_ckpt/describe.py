@@ -180,6 +180,7 @@ def kernel(
     hibernated: bool = False,
     parked: Parked | None = None,
     can_park: bool = False,
+    gpu_lost: str | None = None,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
     if hibernated:
@@ -201,6 +202,7 @@ def kernel(
         restored_from=restored_from,
         parked=parked,
         can_park=can_park,
+        gpu_lost=gpu_lost,
     )
 
 

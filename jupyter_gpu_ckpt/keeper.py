@@ -22,6 +22,7 @@ from .deaths import DeathPolicy
 from .errors import CkptError
 from .hibernation import Hibernation
 from .lost import LostKernels
+from .lost_gpus import LostGpus
 from .observer import keep_from_kernels, make_default, observe
 from .operations import Emit, Operations, Run, in_thread
 from .policies import Policies
@@ -72,7 +73,10 @@ class Keeper(GpuCkpt):
         self.troubles = Troubles(self.log)
         self.spool = Spool(self.spool_folder())
         self.launching = GpuCkptProvisioner(config=self.config)
-        self.ability = Ability(lambda: self.launching.kernel_capture, self.log)
+        self.lost_gpus = LostGpus(self)
+        self.ability = Ability(
+            lambda: self.launching.kernel_capture, self.log, self.lost_gpus.heard
+        )
         self.announce = Announcer(emit, self.log)
         self.policies = Policies(self, self.data_folder())
         self._operations = Operations(
@@ -116,6 +120,7 @@ class Keeper(GpuCkpt):
         """Begin: look for lost kernels, renew leases. Called once when the server is up."""
         await self.policies.start()
         self.saved.start()
+        self.lost_gpus.start()
         self.store.start()
         self.in_background(self.tidying.begin())
         self.in_background(self.lost.heartbeat())

@@ -247,7 +247,9 @@ class RestoredFrom(msgspec.Struct, frozen=True):
 class Kernel(msgspec.Struct, frozen=True):
     """A running kernel and whether it can be saved (if not: ``error`` says why).
 
-    ``execution_state`` is Jupyter's, or ``hibernated``; ``can_park``: this node's driver can.
+    ``execution_state`` is Jupyter's, or ``hibernated``: ``error`` is ``restore_failed`` then where
+    it did not wake. ``can_park``: this node's driver can. ``gpu_lost`` says that a GPU is lost
+    which it uses.
     """
 
     id: str
@@ -262,6 +264,7 @@ class Kernel(msgspec.Struct, frozen=True):
     restored_from: RestoredFrom | None = None
     parked: Parked | None = None
     can_park: bool = False
+    gpu_lost: str | None = None
 
 
 class LostKernel(msgspec.Struct, frozen=True):

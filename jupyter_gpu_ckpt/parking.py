@@ -12,18 +12,15 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from .capture.gpu_use import uses_driver
-from .doorman import HeldMessage, Kept, each, left_out, too_much
+from .capture.gpu_use import is_among, pids_on, uses_driver
+from .doorman import HeldMessage, each, left_out, too_much
 from .errors import CkptError
-from .gpus.fit import used_gpus
-from .gpus.inventory import GpuUse
 from .history import ask_kernel_info
 from .models import Operation, OperationResult
 from .operations import Run, in_thread, now
 from .parked import Parked
-from .room import Room, is_among, pids_on
+from .parked_kernel import ParkedKernel
+from .room import Room
 from .tracking import TrackedKernel
 
 if TYPE_CHECKING:
@@ -37,58 +34,16 @@ _SLICE: Final = 1.0
 _LOOK: Final = 0.1
 
 
-class _Entry:
-    """A kernel that is parked, or about to be, and what was sent to it since."""
-
-    def __init__(self, kernel: TrackedKernel) -> None:
-        self.kernel = kernel
-        self.supervisor = kernel.provisioner.supervisor
-        self.held = Kept()
-        #: Of its present wait, or the last one.
-        self.room = Room()
-        self.is_needed = False
-        #: The unpark that is cancelled because all cells that wanted it were interrupted.
-        self.given_up: Run | None = None
-        #: Bytes that it needs on each GPU, by UUID.
-        self.needs: dict[str, int] = {}
-        self.gpus: set[str] = set()
-        self.memory = 0
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the kernel is still this process."""
-        return self.kernel.provisioner.supervisor is self.supervisor
-
-    @property
-    def is_parked(self) -> bool:
-        return self.kernel.parked is not None
-
-    def released(self, use: GpuUse) -> None:
-        """Note what the park has freed."""
-        self.memory = use.memory
-        self.gpus = used_gpus(use.processes, use.gpus)
-        told = {gpu.uuid: gpu.released_bytes for gpu in use.gpus if gpu.released_bytes}
-        self.needs = told or ({uuid: use.memory for uuid in self.gpus} if use.memory else {})
-
-    def wait(self, why: str | None, position: int | None = None) -> bool:
-        """Note what is waited for; whether that is news."""
-        parked = self.kernel.parked
-        if parked is None or (parked.waiting, parked.position) == (why, position):
-            return False
-        self.kernel.parked = msgspec.structs.replace(parked, waiting=why, position=position)
-        return True
-
-
 class Parking:
     """Parks kernels and gives them their GPUs back; part of the keeper."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, ParkedKernel] = {}
         #: Those that want their GPU back, in the order in which they came.
-        self._queue: list[_Entry] = []
+        self._queue: list[ParkedKernel] = []
 
-    def _entry(self, kernel_id: str) -> _Entry | None:
+    def _entry(self, kernel_id: str) -> ParkedKernel | None:
         entry = self._entries.get(kernel_id)
         if entry is not None and not entry.is_current and not len(entry.held):
             del self._entries[kernel_id]  # restored, or died: another process is not parked
@@ -146,7 +101,7 @@ class Parking:
         if pid is None:
             raise CkptError("cancelled", "The kernel has ended.")
         # What is sent from now on is kept.
-        self._entries[kernel_id] = entry = _Entry(kernel)
+        self._entries[kernel_id] = entry = ParkedKernel(kernel)
         try:
             run.phase("moving", 0.1)
             use = await keeper.ability.native().move_gpu(
@@ -154,6 +109,7 @@ class Parking:
                 pid,
                 timeout=keeper.save_timeout,
                 gpu_timeout=keeper.gpu_timeout,
+                on_gpu=lambda waits: _tell_wait(run, waits),
                 cancel=run.cancel_event,
             )
             if use is None or not use.processes:
@@ -184,7 +140,7 @@ class Parking:
             return running.model
         return (await self._begin(entry, cause)).model
 
-    async def _begin(self, entry: _Entry, cause: str) -> Run:
+    async def _begin(self, entry: ParkedKernel, cause: str) -> Run:
         kernel_id = entry.kernel.kernel_id
         path = (await self._keeper.sessions.paths()).get(kernel_id)
 
@@ -197,7 +153,7 @@ class Parking:
 
         return self._keeper.begin("unpark", kernel_id, work, path=path, cause=cause)
 
-    async def _unpark(self, run: Run, entry: _Entry) -> OperationResult:
+    async def _unpark(self, run: Run, entry: ParkedKernel) -> OperationResult:
         give_up = time.monotonic() + self._keeper.unpark_timeout
         entry.room = Room()
         async with self._turn(run, entry, give_up):
@@ -214,7 +170,7 @@ class Parking:
         lost = self._release(entry)
         return OperationResult("", entry.kernel.kernel_id, seconds, entry.memory, warnings=lost)
 
-    async def _moved_back(self, run: Run, entry: _Entry, *, last: bool) -> bool:
+    async def _moved_back(self, run: Run, entry: ParkedKernel, *, last: bool) -> bool:
         """Try it; false where there is no room and it is not the last time."""
         keeper, pid = self._keeper, entry.kernel.pid
         if pid is None or not entry.is_current:
@@ -234,7 +190,7 @@ class Parking:
         return True
 
     @contextlib.asynccontextmanager
-    async def _turn(self, run: Run, entry: _Entry, give_up: float) -> AsyncIterator[None]:
+    async def _turn(self, run: Run, entry: ParkedKernel, give_up: float) -> AsyncIterator[None]:
         """Wait until nobody who came before wants the same GPU."""
         self._queue.append(entry)
         try:
@@ -253,11 +209,11 @@ class Parking:
         finally:
             self._queue.remove(entry)
 
-    def _before(self, entry: _Entry) -> int:
+    def _before(self, entry: ParkedKernel) -> int:
         earlier = self._queue[: self._queue.index(entry)]
         return sum(1 for other in earlier if other.gpus & entry.gpus)
 
-    def _tell(self, entry: _Entry, why: str, position: int) -> bool:
+    def _tell(self, entry: ParkedKernel, why: str, position: int) -> bool:
         news = entry.wait(why, position)
         if news:
             each(entry.held, lambda message: _tell_again(message, why), self._keeper.log)
@@ -265,7 +221,7 @@ class Parking:
 
     # -- room ----------------------------------------------------------------------------
 
-    async def _make_room(self, entry: _Entry) -> None:
+    async def _make_room(self, entry: ParkedKernel) -> None:
         """Park one idle kernel that has memory on the same GPU, the least recently used one."""
         keeper = self._keeper
         others = [kernel for kernel in keeper.tracker if self._may_park(kernel)]
@@ -316,7 +272,7 @@ class Parking:
             self._keeper.in_background(self._unpark_for_use(entry))
         return True
 
-    async def _unpark_for_use(self, entry: _Entry) -> None:
+    async def _unpark_for_use(self, entry: ParkedKernel) -> None:
         keeper, kernel_id = self._keeper, entry.kernel.kernel_id
         try:
             while self._entries.get(kernel_id) is entry and entry.is_current and len(entry.held):
@@ -333,7 +289,7 @@ class Parking:
             if not entry.is_current:
                 self._release(entry)  # another process has taken its place
 
-    def _failed(self, entry: _Entry, error: BaseException, run: Run | None = None) -> None:
+    def _failed(self, entry: ParkedKernel, error: BaseException, run: Run | None = None) -> None:
         entry.wait(None)
         why = "The server is stopping."
         if isinstance(error, CkptError):
@@ -348,7 +304,7 @@ class Parking:
         held = entry.held.take()
         each(held, lambda message: message.refuse(told, "KernelNotUnparked"), self._keeper.log)
 
-    def _release(self, entry: _Entry) -> list[str]:
+    def _release(self, entry: ParkedKernel) -> list[str]:
         """It is not parked any more: what was kept is delivered, and said what was not kept."""
         kernel_id = entry.kernel.kernel_id
         lost: list[str] = []
@@ -384,6 +340,12 @@ class Parking:
         self._room_may_be_there()
         entry = self._entries.pop(kernel_id, None)
         return entry.held.take() if entry is not None else []
+
+
+def _tell_wait(run: Run, waits: bool) -> None:
+    # Of one that is cancelled kernel-capture says whether it was undone in time.
+    if not run.cancel_flag.is_set():
+        run.phase("gpu" if waits else "moving")
 
 
 def _tell_again(message: HeldMessage, why: str) -> None:

@@ -1,4 +1,4 @@
-"""When a kernel that waits for room on a GPU looks again, and who has memory there.
+"""When a kernel that waits for room on a GPU looks again.
 
 Each look starts a program. What this server's kernels do is known at once; for what others on the
 node do it is looked less and less often.
@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final
-
-from .capture import procfs
-from .capture.gpu_use import uses_driver
-from .gpus.asking import inventory
 
 #: Seconds between two looks: at first, and at most.
 SHORTEST: Final = 0.5
@@ -43,17 +39,3 @@ class Room:
                 one.cancel()
         self._pause = SHORTEST if self._news.is_set() else min(2 * self._pause, LONGEST)
         self._news.clear()
-
-
-def pids_on(gpus: set[str]) -> set[int] | None:
-    """Processes with memory on these GPUs now; ``None`` where the driver does not tell."""
-    found = [gpu for gpu in inventory(max_age=0.0).gpus if gpu.uuid in gpus]
-    # In a container it may name none.
-    return {one.pid for gpu in found for one in gpu.processes} or None
-
-
-def is_among(pid: int | None, pids: set[int] | None) -> bool:
-    """Whether a kernel's tree has one of these processes; where none is known: the driver."""
-    if pid is None or not uses_driver(pid):
-        return False
-    return pids is None or not pids.isdisjoint(procfs.tree(pid))

@@ -137,6 +137,7 @@ class Roster:
             hibernated=hibernated,
             parked=tracked.parked if tracked is not None else None,
             can_park=tracked is not None and self._ability.can_park,
+            gpu_lost=tracked.gpu_lost if tracked is not None else None,
         )
 
     def _why_not(self, kernel_id: str) -> CkptError | None:

@@ -47,6 +47,7 @@ class TrackedKernel:
         #: The state that the process came out of.
         self.restored_from: RestoredFrom | None = None
         self._parked: tuple[Parked, Supervisor | None] | None = None
+        self._gpu_lost: tuple[str, Supervisor | None] | None = None
         #: What its last park said of its processes.
         self.last_park: Sequence[CudaProcess] = ()
 
@@ -60,6 +61,17 @@ class TrackedKernel:
     @parked.setter
     def parked(self, parked: Parked | None) -> None:
         self._parked = None if parked is None else (parked, self.provisioner.supervisor)
+
+    @property
+    def gpu_lost(self) -> str | None:
+        """That a GPU is lost which its process uses, in words; none of another process."""
+        if self._gpu_lost is None or self._gpu_lost[1] is not self.provisioner.supervisor:
+            return None
+        return self._gpu_lost[0]
+
+    @gpu_lost.setter
+    def gpu_lost(self, message: str) -> None:
+        self._gpu_lost = message, self.provisioner.supervisor
 
     @property
     def parked_processes(self) -> Sequence[CudaProcess] | None:

@@ -1,4 +1,4 @@
-"""What a running kernel has on GPUs, before a save."""
+"""What running kernels have on GPUs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,20 @@ def memory_on_gpus(pid: int) -> int | None:
     if here.error is not None or here.broken:
         return None
     return of_tree(set(procfs.tree(pid)), here.gpus)
+
+
+def pids_on(gpus: set[str]) -> set[int] | None:
+    """Processes with memory on these GPUs now; ``None`` where the driver does not tell."""
+    found = [gpu for gpu in inventory(max_age=0.0).gpus if gpu.uuid in gpus]
+    # In a container it may name none.
+    return {one.pid for gpu in found for one in gpu.processes} or None
+
+
+def is_among(pid: int | None, pids: set[int] | None) -> bool:
+    """Whether a kernel's tree has one of these processes; where none is known: the driver."""
+    if pid is None or not uses_driver(pid):
+        return False
+    return pids is None or not pids.isdisjoint(procfs.tree(pid))
 
 
 def of_tree(tree: Collection[int], gpus: Collection[Gpu]) -> int | None:

@@ -201,6 +201,7 @@ class KernelCapture:
         timeout: float,
         gpu_timeout: float,
         needs: Mapping[str, int] | None = None,
+        on_gpu: Callable[[bool], None] | None = None,
         cancel: asyncio.Event | None = None,
     ) -> GpuUse | None:
         """Move the GPU memory of the tree below ``pid`` to host memory (``park``), or back.
@@ -219,6 +220,8 @@ class KernelCapture:
             Seconds that a park waits for the end of what runs on a GPU, and an unpark for room.
         needs
             Bytes that must be free on each GPU (UUID) before an unpark is tried.
+        on_gpu
+            As for :meth:`dump`; it must not raise.
         cancel
             Set it to undo a park.
 
@@ -237,7 +240,7 @@ class KernelCapture:
         for uuid, size in (needs or {}).items():
             command += ["--gpu-need", f"{uuid}={size}"]
         conversation = Conversation(
-            await self._start(command), lambda event: move_error(what, event), None, None
+            await self._start(command), lambda event: move_error(what, event), None, None, on_gpu
         )
         try:
             event = await conversation.run(cancel, timeout + UNDO_GRACE)

@@ -121,7 +121,7 @@ def _follow(
                 deadline = time.monotonic() + CANCEL_SECONDS
                 console.print("Cancelling...")
                 _cancel(server, operation)
-            word = "Cancelling" if cancelling else _WORDS[operation.phase]
+            word = "Cancelling" if cancelling else _word(operation)
             progress.update(bar, description=word, completed=operation.progress)
             if time.monotonic() > deadline:
                 raise CliError(
@@ -137,6 +137,12 @@ def _follow(
                 if error.reason != "unreachable" or time.monotonic() - heard > SILENCE_SECONDS:
                     raise
     return operation
+
+
+def _word(operation: Operation) -> str:
+    if (operation.kind, operation.phase) == ("unpark", "waiting"):
+        return "Waiting for the GPU, or for room on it"
+    return _WORDS[operation.phase]
 
 
 def _cancel(server: Server, operation: Operation) -> None:

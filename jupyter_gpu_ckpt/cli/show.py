@@ -58,11 +58,19 @@ def kernels(found: Sequence[Kernel]) -> None:
             can = f"not now: {kernel.operation.kind}, {kernel.operation.progress:.0%}"
         else:
             can = "yes"
-        rows.append(
-            [kernel.id, kernel.path, kernel.display_name, kernel.execution_state, saved, can]
-        )
+        rows.append([kernel.id, kernel.path, kernel.display_name, _status(kernel), saved, can])
     head = ["Kernel", "Notebook", "Name", "Status", "Saved", "Can be saved"]
     table(head, rows, "No kernel is running.")
+    warnings(f"Kernel {kernel.id}: {kernel.gpu_lost}" for kernel in found if kernel.gpu_lost)
+
+
+def _status(it: Kernel) -> str:
+    """What a kernel does, and where its GPU's memory is if not on the GPU."""
+    if it.gpu_lost is not None:
+        return f"{it.execution_state}, GPU lost"
+    if it.parked is None:
+        return it.execution_state
+    return f"parked: {it.parked.waiting}" if it.parked.waiting else "parked"
 
 
 def states(found: Sequence[State]) -> None:

@@ -45,6 +45,10 @@ _MEANING: Final = {
 }
 
 
+def _nobody(_kernel_id: str, _words: str) -> None:
+    """Who hears of lost GPUs, where nobody wants to."""
+
+
 class Fault(msgspec.Struct, frozen=True):
     """An error that a GPU reported: NVIDIA's number of its kind (Xid)."""
 
@@ -66,10 +70,16 @@ class GpuFaults:
     ----------
     log
         For what is heard.
+    on_lost
+        Called with a kernel's id and half a sentence when a GPU is lost that its process uses:
+        from any thread, and maybe more than once for one GPU.
     """
 
-    def __init__(self, log: logging.Logger | Any) -> None:
+    def __init__(
+        self, log: logging.Logger | Any, on_lost: Callable[[str, str], None] = _nobody
+    ) -> None:
         self._log = log
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         #: By kernel id: its GPUs' names by UUID, and since when its process may have used them.
         self._users: dict[str, tuple[dict[str, str], float]] = {}
@@ -91,6 +101,7 @@ class GpuFaults:
             When the save began (``time.monotonic``): the process is the same before and after.
         """
         self._uses(kernel_id, use, _NONE, self._users.get(kernel_id, ({}, began))[1])
+        self._tell_lost(kernel_id)  # meanwhile
 
     def restored(
         self, kernel_id: str, use: GpuUse | None, pairs: Mapping[str, str] = _NONE
@@ -165,6 +176,16 @@ class GpuFaults:
     def _hear(self, fault: Fault) -> None:
         self._heard.append((time.monotonic(), fault))
         self._log.warning("The GPU %s reports an error: Xid %d", fault.uuid, fault.code)
+        if fault.code == _LOST:
+            with self._lock:
+                users = [one for one, (names, _) in self._users.items() if fault.uuid in names]
+            for kernel_id in users:
+                self._tell_lost(kernel_id)
+
+    def _tell_lost(self, kernel_id: str) -> None:
+        reason = self.reason(kernel_id)
+        if reason is not None and reason.lost is not None:
+            self._on_lost(kernel_id, reason.words)
 
 
 class _Listener(threading.Thread):

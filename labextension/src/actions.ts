@@ -54,6 +54,8 @@ export class Actions {
         subject('restore', kernelId),
         api => api.wake(kernelId)
       );
+    } else if (kernel?.gpu_lost) {
+      await this.restore({ kernelId, path: kernel.path });
     } else if (kernel?.parked) {
       await this.unpark(kernelId);
     } else if (kernel) {

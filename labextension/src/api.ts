@@ -249,6 +249,8 @@ export interface IKernel {
   restored_from: IRestoredFrom | null;
   /** `null` for one that is not parked. */
   parked: IParked | null;
+  /** That a GPU is lost which it uses, in the server's words; `null`: none is. */
+  gpu_lost: string | null;
 
   /** Whether the node has a GPU driver that can park kernels. */
   can_park: boolean;

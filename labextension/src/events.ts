@@ -27,7 +27,12 @@ export interface IOperationEvent {
 export interface IKernelEvent {
   type: 'kernel';
   action:
-    'restored' | 'restore_failed' | 'lost' | 'state_durable' | 'state_deleted';
+    | 'restored'
+    | 'restore_failed'
+    | 'lost'
+    | 'state_durable'
+    | 'state_deleted'
+    | 'gpu_lost';
   kernel_id: string;
   path: string | null;
   state_id: string | null;

@@ -24,6 +24,7 @@ export interface IFace {
     | 'unavailable'
     | 'restoring'
     | 'hibernated'
+    | 'gpu-lost'
     | 'moving'
     | 'parked';
   icon: LabIcon;
@@ -66,14 +67,7 @@ export function faceOf(
     const percent = formatPercent(operation.progress);
     const waits = waitText(operation, trans);
     if (waits) {
-      return {
-        state: 'saving',
-        icon: saveIcon,
-        label: trans.__('Waits for GPU'),
-        title: trans.__('%1 (click to cancel)', waits),
-        // Without the seconds, which would be read out one by one.
-        announcement: trans.__('Waiting for the GPU to finish its work')
-      };
+      return waitsForWork('saving', saveIcon, waits, trans);
     }
     return operation.kind === 'save'
       ? {
@@ -110,6 +104,15 @@ export function faceOf(
       label: trans.__('Hibernated'),
       title: trans.__('Hibernated; wakes on the next run (click to wake)'),
       announcement: trans.__('Kernel hibernated')
+    };
+  }
+  if (kernel.gpu_lost) {
+    return {
+      state: 'gpu-lost',
+      icon: unavailableIcon,
+      label: trans.__('GPU lost'),
+      title: trans.__('%1 (click to restore a saved state)', kernel.gpu_lost),
+      announcement: kernel.gpu_lost
     };
   }
   if (kernel.parked) {
@@ -159,12 +162,34 @@ export function faceOf(
   };
 }
 
+/** What the kernel has running on a GPU has to end first. */
+function waitsForWork(
+  state: IFace['state'],
+  icon: LabIcon,
+  waits: string,
+  trans: TranslationBundle
+): IFace {
+  return {
+    state,
+    icon,
+    label: trans.__('Waits for GPU'),
+    title: trans.__('%1 (click to cancel)', waits),
+    // Without the seconds, which would be read out one by one.
+    announcement: trans.__('Waiting for the GPU to finish its work')
+  };
+}
+
 /** GPU memory goes to host memory or back, or waits for that. */
 function moving(
-  { kind, phase }: IOperation,
+  operation: IOperation,
   parked: IParked | null,
   trans: TranslationBundle
 ): IFace {
+  const { kind, phase } = operation;
+  const waitsFor = waitText(operation, trans);
+  if (phase === 'gpu' && waitsFor) {
+    return waitsForWork('moving', parkedIcon, waitsFor, trans);
+  }
   const position = kind === 'unpark' && phase === 'waiting' && parked?.position;
   if (!position) {
     const { going } = operationTexts(kind, trans);

@@ -17,6 +17,7 @@ import { SaveButtonWidget } from './button';
 import { addCommands } from './commands';
 import { Endings } from './endings';
 import { Gaps } from './gaps';
+import { LostGpus } from './gpulost';
 import { LostKernels } from './lost';
 import { KernelStates } from './model';
 import { Notices } from './notices';
@@ -97,6 +98,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
     });
     new Gaps({ model, notices: notices.restores, pages, trans });
     new UnaskedParks({ model, notices, trans });
+    new LostGpus({
+      everywhere: isLab,
+      model,
+      pages,
+      restore: target => void actions.restore(target),
+      trans
+    });
     new Endings({ model, trans });
     const lost = new LostKernels({
       api,

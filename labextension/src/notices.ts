@@ -13,6 +13,7 @@ import { explain } from './face';
 import type { OperationFollower } from './follower';
 import { formatPercent, formatSeconds, formatSize } from './format';
 import type { IErrorBody, RequestError } from './request';
+import { isRefusal } from './request';
 import { RestoreNotices } from './restorenotices';
 import { errorLine, operationTexts, waitText } from './texts';
 import { LONGEST_MESSAGE, closesAfter, dismiss, isDrawn, show } from './toasts';
@@ -94,7 +95,8 @@ export class Notices {
   }
 
   /**
-   * Tell of a failure, with all that is known of it behind a button.
+   * Tell of a failure, with all that is known of it behind a button; of what is
+   * only refused it is told as a warning.
    *
    * @param title - the title of the dialog with the details
    * @param error - what went wrong
@@ -122,7 +124,8 @@ export class Notices {
     if (about) {
       this.forget(about);
     }
-    const id = show(options.id, text, 'error', {
+    const type = isRefusal(error) ? 'warning' : 'error';
+    const id = show(options.id, text, type, {
       autoClose: false,
       actions: more ? [detailsAction(title, explained, trans)] : []
     });

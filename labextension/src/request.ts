@@ -12,6 +12,23 @@ export interface IErrorBody {
   details: string | null;
 }
 
+/** Reasons for what is refused in good order: nothing is broken, and the message says what to do. */
+const REFUSALS = [
+  'bad_request',
+  'busy',
+  'forbidden',
+  'no_space',
+  'not_restorable',
+  'not_savable',
+  'over_quota',
+  'pid_in_use'
+];
+
+/** Whether something was refused, rather than that it failed. */
+export function isRefusal({ reason }: IErrorBody): boolean {
+  return REFUSALS.includes(reason);
+}
+
 /**
  * A request that the server extension, or the way to it, refused.
  *

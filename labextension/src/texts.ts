@@ -63,9 +63,12 @@ export function operationTexts(
 
 /** What an operation waits for, `null` where it goes on. */
 export function waitText(
-  { phase, phaseSeen }: IOperation,
+  { kind, phase, phaseSeen }: IOperation,
   trans: TranslationBundle
 ): string | null {
+  if (kind === 'unpark' && phase === 'waiting') {
+    return trans.__('Waiting for room on the GPU…');
+  }
   if (phase !== 'gpu') {
     return null;
   }

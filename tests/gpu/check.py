@@ -14,25 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
+from tests.gpu.table import NotPossibleError, Table
 from tests.native.driver import Capture, Kernel, binary, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 WORK = Path(__file__).with_name("work.py")
-#: Seconds in which what a step has started is to end.
-_ENDING = 10.0
-
-
-class NotPossibleError(Exception):
-    """The machine lacks something: nothing is wrong with what is checked."""
-
-
-class StepTimeoutError(BaseException):
-    """A step had no more time."""
 
 
 class Driver:
@@ -63,53 +53,16 @@ class Driver:
         self.process.kill()
 
 
-class Check:
-    """The rows, one after the other, each with a deadline of its own."""
+class Check(Table):
+    """The rows of this machine."""
 
-    def __init__(
-        self, folder: Path, sizes: Sequence[float], seconds: float, json_path: Path | None
-    ) -> None:
-        self.folder, self.sizes, self.json_path = folder, sizes, json_path
-        self.end = time.monotonic() + seconds
-        self.rows: list[dict[str, Any]] = []
-        self.facts: dict[str, Any] = {}
+    def __init__(self, folder: Path, sizes: Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.folder, self.sizes = folder, sizes
         self.gpu: dict[str, Any] = {}
-        self._cleanup: contextlib.ExitStack = contextlib.ExitStack()
-
-    def row(self, name: str, seconds: float, step: Callable[[], dict[str, Any]]) -> None:
-        """Carry out a step; what it returns is what its row tells besides."""
-        row: dict[str, Any] = {"name": name, "verdict": "passed", "seconds": 0.0}
-        began = time.monotonic()
-        limit = min(seconds, self.end - began)
-        try:
-            if limit < 2:
-                raise NotPossibleError("no time was left")
-            signal.setitimer(signal.ITIMER_REAL, limit)
-            with contextlib.ExitStack() as self._cleanup:
-                try:
-                    row |= step()
-                finally:
-                    # What is ended may not end either; each of it has that long.
-                    signal.setitimer(signal.ITIMER_REAL, _ENDING, _ENDING)
-        except NotPossibleError as error:
-            row |= {"verdict": "not possible here", "note": str(error)}
-        except (Exception, StepTimeoutError) as error:
-            text = " ".join(str(error).split()) or type(error).__name__
-            row |= {"verdict": "failed", "note": text[:600]}
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        row["seconds"] = round(time.monotonic() - began, 2)
-        self.rows.append(row)
-        print(self.line(row), flush=True)
-        if self.json_path is not None:  # after each, should the next one be the last
-            found = json.dumps({"rows": self.rows, **self.facts}, indent=1)
-            self.json_path.write_text(found)
-
-    def line(self, row: dict[str, Any]) -> str:
-        """A row of the table."""
-        speed = f"{row['speed'] / 1e9:.2f} GB/s" if row.get("speed") else ""
-        cells = row["name"], row["verdict"], f"{row['seconds']:.2f} s", speed, row.get("note", "")
-        return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+        #: Why the driver cannot checkpoint, and why CRIU cannot capture; as the probe says.
+        self.no_checkpoint: str | None = "kernel-capture does not work here"
+        self.no_capture: str | None = self.no_checkpoint
 
     # -- what the steps have in common -------------------------------------------------
 
@@ -129,10 +82,16 @@ class Check:
             with contextlib.suppress(Exception):
                 one.supervisor.send("kill")
             one.close()
+            self.keep_logs(name, folder)
             shutil.rmtree(folder, ignore_errors=True)
 
-        self._cleanup.callback(close)
+        self.cleanup.callback(close)
         return one
+
+    def check_capture(self) -> None:
+        """Raise NotPossibleError where CRIU has not what it needs."""
+        if self.no_capture is not None:
+            raise NotPossibleError(self.no_capture)
 
     def intact(self, kernel: Kernel, digest: str) -> None:
         """Assert that the kernel computes with the same data from now on."""
@@ -151,6 +110,8 @@ class Check:
         size = int(gigabytes * 1e9)
         if not self.gpu:
             raise NotPossibleError("no GPU that works")
+        if self.no_checkpoint is not None:
+            raise NotPossibleError(self.no_checkpoint)
         if size > self.gpu["free"] * 0.9:
             raise NotPossibleError(f"the GPU has {self.gpu['free'] / 1e9:.1f} GB free")
         host = _available()
@@ -161,15 +122,25 @@ class Check:
     # -- the steps -----------------------------------------------------------------------
 
     def probe(self) -> dict[str, Any]:
-        done = subprocess.run([binary(), "probe"], capture_output=True, check=False, timeout=30)
+        self.facts["machine"] = {"kernel": os.uname().release, "python": sys.version}
+        done = subprocess.run(
+            [binary(), "probe"], capture_output=True, text=True, check=False, timeout=30
+        )
+        assert done.stdout, f"kernel-capture says nothing (status {done.returncode}): {done.stderr}"
         found = json.loads(done.stdout)
         self.facts["probe"] = found
-        assert not found["problems"], found["problems"]
-        if found["gpu"] is None:
-            raise NotPossibleError("libcuda.so.1 cannot be loaded")
-        gpu, criu = found["gpu"], found["criu"]["version"]
+        gpu = found["gpu"]
+        self.no_capture = _in_words(found["problems"])
+        if gpu is None:
+            self.no_checkpoint = "libcuda.so.1 cannot be loaded"
+        elif not gpu["checkpoint"]:
+            self.no_checkpoint = _in_words(found["notes"]) or "the driver cannot checkpoint"
+        else:
+            self.no_checkpoint = None
+        if lacks := [why for why in (self.no_checkpoint, self.no_capture) if why]:
+            raise NotPossibleError("; ".join(lacks))
         said = [name for name in ("checkpoint", "gpu_map", "custom_storage") if gpu[name]]
-        assert gpu["checkpoint"], found["notes"]
+        criu = found["criu"]["version"]
         return {"note": f"driver {gpu['driver']}, can {', '.join(said)}; CRIU {criu}"}
 
     def copy(self) -> dict[str, Any]:
@@ -201,7 +172,7 @@ class Check:
         size = self.size(gigabytes)
         kernel, digest = self.holder(f"cycle-{gigabytes:g}", size)
         driver = Driver()
-        self._cleanup.callback(driver.close)
+        self.cleanup.callback(driver.close)
         took = {"lock": driver.call("lock", kernel.pid, 30_000)}
         for step in ("checkpoint", "restore", "unlock"):
             took[step] = driver.call(step, kernel.pid)
@@ -215,7 +186,7 @@ class Check:
         took, released = {}, 0
         for what in ("park", "unpark"):
             capture = Capture(what, "--pid", str(kernel.pid))
-            self._cleanup.callback(capture.close)
+            self.cleanup.callback(capture.close)
             began = time.perf_counter()
             event = capture.finish(90)
             took[what] = time.perf_counter() - began
@@ -229,6 +200,7 @@ class Check:
 
     def files(self) -> dict[str, Any]:
         """Device memory straight into files (custom storage): save, kill, restore."""
+        self.check_capture()
         if not (self.facts.get("probe", {}).get("gpu") or {}).get("custom_storage"):
             raise NotPossibleError("the driver does not offer custom storage")
         size = self.size(self.sizes[0])
@@ -251,6 +223,7 @@ class Check:
 
     def training(self) -> dict[str, Any]:
         """Save, kill, restore in the middle of a training; a second one is not interrupted."""
+        self.check_capture()
         size = self.size(self.sizes[0])
         kernel = self.kernel("train", "train", size)
         wait_until(lambda: _line(kernel, "step 5 "), _said(kernel), 90)
@@ -288,13 +261,17 @@ class Check:
         """Jupyter: a save in the middle of a cell that trains, then the kernel is killed."""
         if not self.gpu:
             raise NotPossibleError("no GPU that works")
+        if self.no_checkpoint is not None:
+            raise NotPossibleError(self.no_checkpoint)
+        self.check_capture()
         for name in ("jupyter_server", "ipykernel", "requests", "websocket", "psutil"):
             if importlib.util.find_spec(name) is None:
                 raise NotPossibleError(f"Python has no {name}")
         from tests.harness.client import wait_for
         from tests.harness.server import Home, JupyterServer
 
-        server = self._cleanup.enter_context(
+        self.cleanup.callback(self.keep_logs, "jupyter", self.folder / "home")
+        server = self.cleanup.enter_context(
             JupyterServer(
                 Home(self.folder / "home"),
                 environment={
@@ -355,6 +332,11 @@ class Check:
         self.row("Jupyter: save in the middle of a cell, kill, restore", 100, self.cell)
 
 
+def _in_words(findings: Sequence[dict[str, Any]]) -> str | None:
+    """What ``probe`` found, with what to do; ``None``: nothing."""
+    return "; ".join(f"{one['message']} {one['hint'] or ''}".strip() for one in findings) or None
+
+
 def _line(kernel: Kernel, beginning: str) -> str | None:
     return next((line for line in kernel.lines() if line.startswith(beginning)), None)
 
@@ -374,21 +356,19 @@ def _available() -> int:
     return 0
 
 
-def _over(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise StepTimeoutError("it took too long")
-
-
 def main() -> int:
     """Exit status: 0, or 1 where a row failed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", default="1,10,40", help="device memory in GB, smallest first")
     parser.add_argument("--seconds", type=float, default=320, help="for everything")
     parser.add_argument("--json", type=Path, help="where the rows are written too")
+    parser.add_argument(
+        "--only", default="", help="rows with this in their name, and the first two"
+    )
     options = parser.parse_args()
-    signal.signal(signal.SIGALRM, _over)
     folder = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     sizes = [float(size) for size in options.sizes.split(",")]
-    check = Check(folder, sizes, options.seconds, options.json)
+    check = Check(folder, sizes, seconds=options.seconds, json_path=options.json, only=options.only)
     try:
         check.all()
     finally:

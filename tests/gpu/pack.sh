@@ -32,6 +32,8 @@ for version; do
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     -d $packed/wheels -r $packed/wheels.txt
 done
+# Not every machine has one that works.
+"$python" -m pip download -q --no-deps --only-binary=:all: -d $packed/wheels pip
 "$python" -m hatchling build -t wheel -d $packed/wheels > /dev/null
 size=$(du -sm $packed | cut -f1)
 echo "$packed: $size MiB"

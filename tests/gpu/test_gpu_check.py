@@ -93,6 +93,10 @@ def test_the_training_is_the_same_each_time() -> None:
     second = TorchWork("cpu")
     assert [second.step() for _ in range(3)] == steps
     assert len(set(steps)) == 3
+    # What is held beside it, and how much, makes no difference.
+    third = TorchWork("cpu")
+    third.hold(1 << 16)
+    assert [third.step() for _ in range(3)] == steps
     second.hold(1 << 16)
     before = second.held()
     assert second.held() == before

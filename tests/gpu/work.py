@@ -74,7 +74,10 @@ class TorchWork:
         self.ballast = self.torch.empty(
             max(1, size // 8), dtype=self.torch.int64, device=self.device
         )
-        self.ballast.random_()
+        # Not the generator of the training, which goes on alike whatever is held.
+        generator = self.torch.Generator(device=self.device)
+        generator.seed()
+        self.ballast.random_(generator=generator)
 
     def held(self) -> str:
         # Whole numbers, so that the order of adding them does not matter.

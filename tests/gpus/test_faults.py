@@ -27,8 +27,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulat
 
 
 @pytest.fixture
-def faults() -> Iterator[GpuFaults]:
-    one = GpuFaults(logging.getLogger("test"))
+def lost() -> list[tuple[str, str]]:
+    """The kernels whose GPU is lost, and the words, as they are told."""
+    return []
+
+
+@pytest.fixture
+def faults(lost: list[tuple[str, str]]) -> Iterator[GpuFaults]:
+    one = GpuFaults(logging.getLogger("test"), lambda *told: lost.append(told))
     yield one
     one.close()
     wait_for("nobody listens", lambda: not listeners(), 30)
@@ -81,14 +87,24 @@ def test_an_error_is_the_reason_for_those_that_use_the_gpu(
     assert "(Xid 48: " in heard(machine, faults, 48, 1, "one")
 
 
-def test_a_lost_gpu_is_the_first_reason(machine: SimulatedMachine, faults: GpuFaults) -> None:
-    faults.saved("one", use(None, None), time.monotonic())
+def test_a_lost_gpu_is_the_first_reason_and_told_at_once(
+    machine: SimulatedMachine, faults: GpuFaults, lost: list[tuple[str, str]]
+) -> None:
+    began = time.monotonic()
+    faults.saved("one", use(None, None), began)
+    faults.saved("other", use(0, 1 << 20), began)
     heard(machine, faults, 45, 0, "one")
+    assert lost == []
     machine.xid(79, gpu=0, lost=True)
-    wait_for("it is lost", lambda: (reason := faults.reason("one")) and reason.lost, 30)
+    words = "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79)"
+    wait_for("it is told", lambda: lost == [("one", words)], 30)
     reason = faults.reason("one")
-    assert reason is not None
-    assert reason.words == "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79)"
+    assert reason is not None and (reason.words, reason.lost) == (words, UUIDS[0])
+    # Of one whose first save was under way it is told when that is done.
+    faults.saved("late", use(), began)
+    assert lost[1:] == [("late", words)]
+    faults.saved("new", use(), time.monotonic())
+    assert len(lost) == 2
 
 
 def test_a_driver_that_says_it_of_all_gpus_at_once(

@@ -24,6 +24,8 @@ MIB = 1 << 20
 CONFIG = {"GpuCkpt": {"gpu_timeout": 2.0}}
 UUIDS = [gpu(number)["uuid"] for number in range(4)]
 
+FELL_OFF = "The kernel's GPU (NVIDIA Simulated GPU) fell off the bus (Xid 79)"
+
 #: A child with device memory of its own, which says on request what is in it.
 CHILD = """
 child = subprocess.Popen([sys.executable, "-u", "-c", '''
@@ -218,6 +220,35 @@ def test_a_gpu_that_is_not_given_back_after_a_save(
     client.save(kernel)
 
 
+def test_a_driver_that_fails_at_a_restore_leaves_a_state_that_is_restored_later(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient
+) -> None:
+    client = server.client
+    data = hold(kernel)
+    state_id = client.save(kernel)["result"]["state_id"]
+    for step, mode in (("Restore", "new"), ("Unlock", "rollback")):
+        events = client.events()
+        node.machine.faults(f"cuCheckpointProcess{step} * error 999")
+        node.run(["kill", "-9", str(kernel.pid)])
+        told = events.wait_for("kernel", action="restore_failed", timeout=60)
+        assert (told["cause"], told["state_id"]) == ("death", state_id)
+        assert "could not restore the kernel's GPU memory" in told["message"]
+        assert "state is kept" in told["message"]
+        node.wait_free(0)  # nothing half restored is left
+        # The same where its user asks for it.
+        kernel = client.connect(kernel.id)
+        kernel.run("x = 1")
+        restore = dict(client.post(f"{API}states/{state_id}/restore", {"mode": mode}))
+        error = client.finished(restore)["error"]
+        assert error["reason"] == "restore_failed" and "nvidia-smi" in error["hint"]
+        node.wait_free(0)
+        node.machine.faults()
+        state = client.get(f"{API}states/{state_id}")
+        assert state["restorable"] and state["damage"] is None
+        client.restore(state_id)
+        assert checksum(kernel) == data
+
+
 def test_a_gpu_falls_off_the_bus_and_the_kernel_comes_back_on_the_other_one(
     server: JupyterServer, node: GpuNode, kernel: KernelClient
 ) -> None:
@@ -232,14 +263,20 @@ def test_a_gpu_falls_off_the_bus_and_the_kernel_comes_back_on_the_other_one(
     wait_for("the server hears of errors", listens, 30)
     events = client.events()
     node.machine.xid(79, gpu=0, lost=True)
+    # It lives on, and its user is told at once what to do.
+    told = events.wait_for("kernel", action="gpu_lost", kernel_id=kernel.id, timeout=60)
+    words = f"{FELL_OFF}. Restore its last saved state."
+    assert (told["message"], told["state_id"]) == (words, state_id)
+    assert client.get(f"{API}kernels/{kernel.id}")["gpu_lost"] == words
+    said = command(server, node, "kernels")
+    assert ", GPU lost" in said and words in said
     assert kernel.execute("gpu_data.use(); gpu_data.read(data, 1)").error is not None
     node.run(["kill", "-9", str(kernel.pid)])
     told = events.wait_for("kernel", action="restored", timeout=60)
     assert (told["cause"], told["state_id"]) == ("death", state_id)
-    assert told["message"] == (
-        "The kernel's GPU (NVIDIA Simulated GPU) fell off the bus (Xid 79): "
-        "restored on another GPU."
-    )
+    assert told["message"] == f"{FELL_OFF}: restored on another GPU."
+    assert client.get(f"{API}kernels/{kernel.id}")["gpu_lost"] is None
+    assert len(events.of("kernel", action="gpu_lost")) == 1
     assert checksum(kernel) == data
     assert kernel.run("print(gpu_data.uuid)") == UUIDS[1]
     assert node.machine.used(1) == MIB

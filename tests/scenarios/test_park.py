@@ -75,6 +75,11 @@ def phase(client: Client, operation: dict[str, Any]) -> Any:
     return client.get(f"{API}operations/{operation['id']}")["phase"]
 
 
+def used(client: Client, kernel: KernelClient) -> str:
+    """When the server last heard of what the kernel does."""
+    return str(client.get(f"api/kernels/{kernel.id}")["last_activity"])
+
+
 def refused(client: Client, kernel: KernelClient, what: str) -> str:
     with pytest.raises(ApiError) as told:
         client.post(f"{API}kernels/{kernel.id}/{what}")
@@ -96,7 +101,13 @@ def test_a_parked_kernel_frees_its_gpu_and_the_next_cell_brings_it_back(
     node.machine.faults()
     assert checksum(kernel, SIZE) == data
 
-    assert park(client, kernel)["size"] >= SIZE * MIB
+    # What runs on the GPU is waited for, and that is said.
+    kernel.run("gpu_data.launch('spin', ms=2500)")
+    operation = begin(client, kernel, "park")
+    wait_for("it is said", lambda: phase(client, operation) == "gpu", 30)
+    operation = client.done(operation)
+    assert operation["result"]["size"] >= SIZE * MIB
+    assert operation["phases"]["gpu"] - operation["phases"]["moving"] >= 1.0
     assert node.machine.used() == 0
     assert parked(client, kernel)["host_bytes"] >= SIZE * MIB
     assert refused(client, kernel, "park") == "bad_request"
@@ -283,6 +294,21 @@ def test_idle_kernels_make_room_where_that_is_allowed(place: Path, node: GpuNode
         busy.finish()
         assert waits.finish().error is None
         assert parked(client, third) is not None
+        end_all(client, node)
+
+        # Of two that could make room, the one that was used last stays.
+        wants = client.start(server.home.add_notebook("wants.ipynb"))
+        data = hold(wants, SIZE)
+        park(client, wants)
+        stays, other = (client.start(server.home.add_notebook(f"{i}.ipynb")) for i in "ab")
+        for one in (stays, other):
+            hold(one, SIZE // 2)
+        stays.run("1")
+        wait_for("both are heard of", lambda: used(client, other) < used(client, stays), 30)
+        wait_for("idle", lambda: client.execution_state(stays.id) == "idle", 30)
+        assert checksum(wants, SIZE) == data
+        assert parked(client, other) is not None
+        assert parked(client, stays) is None
         end_all(client, node)
 
 

@@ -167,6 +167,7 @@ export function aKernel(change: Partial<IKernel> = {}): IKernel {
     operation: null,
     restored_from: null,
     parked: null,
+    gpu_lost: null,
     can_park: true,
     ...change
   };

@@ -168,22 +168,42 @@ describe('Of what is told of one kernel', () => {
       const failed = { kind, status: 'failed', error: failure } as const;
       await end(failed);
       await end(failed);
-      expect(shown()).toEqual(['error | No room.']);
+      expect(shown()).toEqual(['warning | No room.']);
       await end({ ...failed, kernel_id: 'K2' });
       expect(shown()).toHaveLength(2);
       await end({ kind, status: 'done', result: aResult() });
       expect(shown()).toEqual([
         expect.stringMatching(/^success/),
-        'error | No room.'
+        'warning | No room.'
       ]);
     }
   );
+
+  it.each([
+    ['warning', 'busy'],
+    ['warning', 'no_space'],
+    ['warning', 'not_savable'],
+    ['warning', 'bad_request'],
+    ['warning', 'not_restorable'],
+    ['error', 'dump_failed'],
+    ['error', 'restore_failed'],
+    ['error', 'internal'],
+    ['error', 'unreachable']
+  ])('a refusal is a warning, a fault an error: %s, %s', async (type, reason) => {
+    const error = { ...failure, message: 'So it is.', reason };
+    for (const kind of ['save', 'restore', 'park', 'unpark'] as const) {
+      await end({ kind, status: 'failed', error });
+      expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
+      notices.error('Not Begun', error, { about: subject(kind, 'K1') });
+      expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
+    }
+  });
 
   it('a failure to begin gives way, too', async () => {
     const about = subject('unpark', 'K1');
     notices.error('Unparking Kernel Failed', failure, { about });
     notices.error('Unparking Kernel Failed', failure, { about });
-    expect(shown()).toEqual(['error | No room.']);
+    expect(shown()).toEqual(['warning | No room.']);
     await end({ kind: 'park', status: 'cancelled' });
     expect(shown()).toEqual([expect.stringMatching(/^info/)]);
   });

@@ -73,6 +73,11 @@ describe('The face of a parked kernel', () => {
     ]);
     const away = face(null, anOperation({ kind: 'park', phase: 'moving' }));
     expect(away.label).toBe('Parking…');
+    const works = face(null, anOperation({ kind: 'park', phase: 'gpu' }));
+    expect([works.label, works.title]).toEqual([
+      'Waits for GPU',
+      'Waiting for the GPU to finish its work (1 s) (click to cancel)'
+    ]);
   });
 });
 
@@ -165,6 +170,33 @@ describe('Parking', () => {
       expect(state(command, args)[0]).toBe(false);
     }
   });
+
+  it.each([
+    ['park', 'gpu', 'Waiting for the GPU to finish its work (1 s)'],
+    ['unpark', 'waiting', 'Waiting for room on the GPU…'],
+    ['unpark', 'moving', 'Unparking GPU… 50%']
+  ] as const)(
+    'says what a %s waits for, in phase %s',
+    async (kind, phase, words) => {
+      await model.refresh('K1');
+      const begun = aMove({ kind, status: 'running', progress: 0 });
+      const move = kind === 'park' ? park : unpark;
+      move.mockResolvedValue(begun);
+      const doing = actions[kind]('K1');
+      await settle();
+      const [{ id }] = Notification.manager.notifications;
+      const drawn = Object.assign(document.createElement('div'), { id });
+      document.body.append(drawn);
+      server.sayOperation({ kind, phase, progress: 0.5 });
+      await settle();
+      expect(said()).toEqual([`in-progress | ${words}`]);
+      server.operation.mockResolvedValue(aMove({ kind }));
+      server.sayOperation({ kind, status: 'done' });
+      await doing;
+      drawn.remove();
+      move.mockImplementation(async () => aMove({ kind }));
+    }
+  );
 
   it('says how it went', async () => {
     await actions.park('K1');
