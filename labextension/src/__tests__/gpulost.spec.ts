@@ -85,7 +85,10 @@ describe('A kernel whose GPU is lost', () => {
     const face = faceOf(model.entry('K1'), trans);
     expect([face.state, face.label]).toEqual(['gpu-lost', 'GPU lost']);
     expect(face.title).toContain(WORDS);
-    const actions = new Actions({ model, trans } as unknown as Actions.IOptions);
+    const actions = new Actions({
+      model,
+      trans
+    } as unknown as Actions.IOptions);
     const offered = jest.spyOn(actions, 'restore').mockResolvedValue();
     await actions.click('K1', face);
     await settle();

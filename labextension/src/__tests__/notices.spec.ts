@@ -189,15 +189,18 @@ describe('Of what is told of one kernel', () => {
     ['error', 'restore_failed'],
     ['error', 'internal'],
     ['error', 'unreachable']
-  ])('a refusal is a warning, a fault an error: %s, %s', async (type, reason) => {
-    const error = { ...failure, message: 'So it is.', reason };
-    for (const kind of ['save', 'restore', 'park', 'unpark'] as const) {
-      await end({ kind, status: 'failed', error });
-      expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
-      notices.error('Not Begun', error, { about: subject(kind, 'K1') });
-      expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
+  ])(
+    'a refusal is a warning, a fault an error: %s, %s',
+    async (type, reason) => {
+      const error = { ...failure, message: 'So it is.', reason };
+      for (const kind of ['save', 'restore', 'park', 'unpark'] as const) {
+        await end({ kind, status: 'failed', error });
+        expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
+        notices.error('Not Begun', error, { about: subject(kind, 'K1') });
+        expect(shown().pop()).toMatch(new RegExp(`^${type} \\| `));
+      }
     }
-  });
+  );
 
   it('a failure to begin gives way, too', async () => {
     const about = subject('unpark', 'K1');
