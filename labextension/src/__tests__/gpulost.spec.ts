@@ -36,7 +36,7 @@ describe('A kernel whose GPU is lost', () => {
   }
 
   function lost(): void {
-    const { type, ...event } = aRestore({ state_id: 'S1', message: WORDS });
+    const event = aRestore({ state_id: 'S1', message: WORDS });
     server.say(KERNEL, { ...event, action: 'gpu_lost' });
   }
 
@@ -58,7 +58,7 @@ describe('A kernel whose GPU is lost', () => {
     expect(options.autoClose).toBe(false);
     options.actions![0].callback({} as MouseEvent);
     expect(restore).toHaveBeenCalledWith({ kernelId: 'K1', path: 'a.ipynb' });
-    const { type, ...restored } = aRestore();
+    const restored = aRestore();
     server.say(KERNEL, restored);
     expect(said()).toEqual([]);
     lost();
