@@ -106,7 +106,7 @@ def test_a_download_that_fails_is_tried_again(
 def test_a_system_that_is_asked_to_slow_down_is_asked_ever_less_often(
     connect: Connect, system: ObjectServer, proxy: Proxy
 ) -> None:
-    objects = connect(attempts=5)
+    objects = connect(timeout=20, attempts=5)  # there is time for the longest pauses
     proxy.fault("503", *system.upload("pack"), times=4)
     objects.put("pack", b"x")
     at = [r.at for r in proxy.requests if r.method == system.upload("pack")[0] and "pack" in r.path]
