@@ -39,7 +39,8 @@ class ParkedKernel:
         return self.kernel.parked is not None
 
     def released(self, use: GpuUse) -> None:
-        """Note what the park has freed."""
+        """Note what the park has freed, and where it is now: a save does not see that any more."""
+        self.kernel.last_park = use.processes
         self.memory = use.memory
         self.gpus = used_gpus(use.processes, use.gpus)
         told = {gpu.uuid: gpu.released_bytes for gpu in use.gpus if gpu.released_bytes}
