@@ -76,8 +76,13 @@ class Announcer:
             message=f"{message} The saved state is kept; an empty kernel is started.",
         )
 
-    def wake_failed(self, kernel_id: str, state_id: str, path: str | None, message: str) -> None:
-        """A hibernated kernel could not be restored: it stays as it is."""
+    def wake_failed(
+        self, kernel_id: str, state_id: str, path: str | None, message: str, refused: Sequence[str]
+    ) -> None:
+        """A hibernated kernel could not be restored: it stays as it is.
+
+        ``refused`` are the requests that were answered with that.
+        """
         self._kernel(
             "restore_failed",
             kernel_id,
@@ -85,6 +90,7 @@ class Announcer:
             state_id=state_id,
             cause="wake",
             message=f"{message} The saved state is kept: run a cell to try again.",
+            held=refused,
         )
 
     def autosave_failed(self, kernel_id: str, path: str | None, reason: str, message: str) -> None:

@@ -183,8 +183,6 @@ def kernel(
     gpu_lost: str | None = None,
 ) -> Kernel:
     """A kernel of the server; ``error`` is why it cannot be saved."""
-    if hibernated:
-        error = asleep()
     return Kernel(
         id=kernel_id,
         name=km.kernel_name,

@@ -51,7 +51,7 @@ class Endings:
         """
         deadline = min(latest, time.monotonic() + self._policies.settings.shutdown_deadline)
         left = deadline - time.monotonic()
-        await self._policies.see_notebooks(self._policies.works(), left / 4)
+        await self._policies.notebooks.see(self._policies.works(), left / 4)
         works = self.kernels()
         if math.isfinite(latest):  # it was foretold
             works += [work for work in self.kernels(foretold=True) if work not in works]
@@ -198,7 +198,7 @@ class Endings:
         if work is None:
             return True
         last_activity = getattr(work.kernel.km, "last_activity", None)
-        await self._policies.see_notebooks([work])
+        await self._policies.notebooks.see([work])
         if getattr(work.kernel.km, "last_activity", None) != last_activity:
             return False  # its user came back
         if not (work.policy.enabled and work.policy.before_cull):

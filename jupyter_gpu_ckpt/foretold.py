@@ -142,7 +142,7 @@ class Foretold:
         """Save what is unsaved, and have it uploaded."""
         ending.phase = "saving"
         left = self._deadline - time.monotonic()
-        await self._policies.see_notebooks(self._policies.works(), left / 4)
+        await self._policies.notebooks.see(self._policies.works(), left / 4)
         works = self._endings.kernels(foretold=True)
         unsaved = self._endings.unsaved()
         failed: dict[str, str] = {}

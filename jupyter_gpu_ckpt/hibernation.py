@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .capture.supervisor import KILL_GRACE
 from .describe import asleep
-from .doorman import HeldMessage, Kept, each, guard, too_much
+from .doorman import HeldMessage, Kept, each, execute_ids, guard, too_much
 from .errors import CkptError
-from .history import ask_kernel_info
+from .idleness import answer, check_idle, holds_all, used
 from .launching import not_ended
 from .models import Operation, OperationResult
 from .observer import RestoreToken
@@ -27,15 +27,12 @@ from .parking import Parking
 from .replacing import Replacements
 from .restoring import Restore
 from .saving import Save
-from .store import StateRecord
 from .tracking import TrackedKernel
 from .unheard import Unheard
 
 if TYPE_CHECKING:
     from .keeper import Keeper
 
-#: Seconds that an idle kernel has to answer before it is saved.
-_ANSWER: Final = 5.0
 #: Seconds that its process has to be gone.
 _END: Final = KILL_GRACE + 10.0
 
@@ -49,6 +46,8 @@ class _Sleeper:
         self.token = token
         self.held = Kept()
         self.is_waking = False
+        #: The cells that the last try to wake it has answered with an error.
+        self.refused: list[str] = []
 
 
 class Hibernation:
@@ -108,7 +107,7 @@ class Hibernation:
                 "Kernels of this server cannot hibernate: their messages do not pass through it.",
                 hint="Save the kernel and shut it down instead.",
             )
-        _check_idle(kernel)
+        check_idle(kernel)
         await keeper.ability.probe()
         path = (await keeper.sessions.paths()).get(kernel_id)
 
@@ -122,7 +121,7 @@ class Hibernation:
         passed = self._passed[kernel_id]
         supervisor = kernel.provisioner.supervisor
         # What was sent before is done when this is answered, and so is in the state.
-        await _answer(kernel)
+        await answer(kernel)
         run.phase("checking")
         newest = await self._newest(kernel)
         result = newest or await Save(keeper, kernel, None, reason).run(run)
@@ -132,12 +131,12 @@ class Hibernation:
             raise CkptError("cancelled", "The kernel was restarted or shut down meanwhile.")
         if run.cancel_flag.is_set():
             raise CkptError("cancelled", "The operation was cancelled. The kernel runs on.")
-        _check_idle(kernel)
-        if self._passed[kernel_id] != passed or not _holds_all(record, kernel):
-            raise _used()
+        check_idle(kernel)
+        if self._passed[kernel_id] != passed or not holds_all(record, kernel):
+            raise used()
         # Where a state is made now, what is unsaved counts from before it.
         if newest is not None and self._has_unsaved(kernel):
-            raise _used()
+            raise used()
         # From here to the sleeper nothing else happens: what is sent from now on is kept.
         run.cancellable = False
         token = kernel.provisioner.begin_restore()
@@ -273,7 +272,9 @@ class Hibernation:
             f"The hibernated kernel did not wake: {why}",
             hint="Its saved state is kept: run the cell again to try once more.",
         )
-        each(sleeper.held.take(), lambda message: message.refuse(told), self._keeper.log)
+        held = sleeper.held.take()
+        sleeper.refused = execute_ids(held)
+        each(held, lambda message: message.refuse(told), self._keeper.log)
 
     async def _wake(self, sleeper: _Sleeper) -> None:
         """Wake a kernel that somebody needs."""
@@ -285,18 +286,32 @@ class Hibernation:
             if self._sleepers.get(kernel_id) is not sleeper:
                 return
             run = await self._begin(sleeper)
-            error = (await run.ended()).error
-            if error is not None and self._sleepers.get(kernel_id) is sleeper:
-                keeper.announce.wake_failed(
-                    kernel_id, sleeper.state_id, run.model.path, error.message
-                )
+            body = (await run.ended()).error
+            if body is not None and self._sleepers.get(kernel_id) is sleeper:
+                error = CkptError(body.reason, body.message, hint=body.hint, details=body.details)
+                self._tell(sleeper, run.model.path, error)
         except CkptError as error:
             keeper.log.warning("Kernel %s does not wake: %s", kernel_id, error.message)
             if self._sleepers.get(kernel_id) is sleeper:
                 self._failed(sleeper, error)
-                keeper.announce.wake_failed(kernel_id, sleeper.state_id, None, error.message)
+                self._tell(sleeper, None, error)
         finally:
             sleeper.is_waking = False
+
+    def _tell(self, sleeper: _Sleeper, path: str | None, error: CkptError) -> None:
+        """Say why a kernel did not wake for its page: perhaps no cell waits for an answer."""
+        if error.reason == "cancelled":
+            return  # by its user, or for a restart
+        kept = "Its saved state is kept: run a cell to try again, or restore an older one."
+        sleeper.kernel.wake_error = CkptError(
+            "restore_failed",
+            f"The hibernated kernel did not wake: {error.message}",
+            hint=f"{error.hint} {kept}" if error.hint else kept,
+            details=error.details,
+        )
+        self._keeper.announce.wake_failed(
+            sleeper.kernel.kernel_id, sleeper.state_id, path, error.message, sleeper.refused
+        )
 
     def kept(self, kernel_id: str) -> list[Kept]:
         """What waits until a kernel is back."""
@@ -339,6 +354,7 @@ class Hibernation:
     def _forget(self, sleeper: _Sleeper) -> None:
         self._sleepers.pop(sleeper.kernel.kernel_id, None)
         sleeper.kernel.is_hibernated = False
+        sleeper.kernel.wake_error = None
 
     def stopping(self, kernel_id: str) -> None:
         """Somebody restarts the kernel or shuts it down: what waits for it is void."""
@@ -366,32 +382,3 @@ class Hibernation:
         """The server ends: its hibernated kernels are offered by the next one."""
         for kernel_id in self._sleepers:
             self._keeper.leases.offer_after_end(kernel_id, "shutdown")
-
-
-def _used() -> CkptError:
-    return CkptError("busy", "The kernel was used meanwhile, so it runs on.", hint="Try again.")
-
-
-def _check_idle(kernel: TrackedKernel) -> None:
-    if kernel.watch is None or kernel.watch.now.execution_state != "idle":
-        raise CkptError(
-            "busy", "The kernel is running a cell.", hint="Hibernate it when it is idle."
-        )
-
-
-def _holds_all(record: StateRecord, kernel: TrackedKernel) -> bool:
-    """Whether all cells that the kernel ran are in its state, whoever sent them."""
-    meta = record.meta
-    return (
-        kernel.watch is not None
-        and meta.execution_state == "idle"
-        and meta.execution_count == kernel.watch.now.execution_count
-    )
-
-
-async def _answer(kernel: TrackedKernel) -> None:
-    """Wait until the kernel has done all that it was asked before."""
-    if await ask_kernel_info(kernel.km, kernel.km.connect_shell(), _ANSWER) is None:
-        raise CkptError(
-            "busy", "The kernel does not answer, so it runs on.", hint="Try again later."
-        )

@@ -7,9 +7,8 @@ are idle and saved does nothing here.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,21 +26,13 @@ from .failed_saves import FailedSaves
 from .foretold import Foretold
 from .kernel_requests import KernelRequests
 from .models import AutoSaveChoice, AutoSaves, Operation
+from .notebook_choices import NotebookChoices
 from .operations import Run, in_thread
 from .tracking import TrackedKernel
 from .work import Work
 
 if TYPE_CHECKING:
     from .keeper import Keeper
-
-#: Least seconds between two looks at the notebook of a kernel that works.
-_LOOK: Final = 5.0
-#: How many times as long as a look took it is until the next one: large notebooks take long.
-_LOOK_REST: Final = 100.0
-#: The most seconds of that.
-_LONGEST_REST: Final = 600.0
-#: Most seconds that anybody waits for notebooks to be looked at; contents may be far away.
-_LAST_LOOK: Final = 2.0
 
 #: Reasons with which an operation does not begin, and which the next one need not meet.
 _HERE_NEVER: Final = frozenset({"cannot_capture", "not_savable"})
@@ -64,6 +55,8 @@ class Policies:
     def __init__(self, keeper: Keeper, folder: Path) -> None:
         self._keeper = keeper
         self.settings = AutoSave(parent=keeper)
+        #: What notebooks themselves choose.
+        self.notebooks = NotebookChoices(keeper, self.refresh)
         self._file = UserChoice(folder / "autosave.json")
         self._user = AutoSaveChoice()
         self._works: WeakKeyDictionary[TrackedKernel, Work] = WeakKeyDictionary()
@@ -87,6 +80,7 @@ class Policies:
     async def stop(self) -> None:
         """Save what is to be saved before the server ends; then no more."""
         self._stopped = True
+        self.notebooks.stop()
         self._alarms.close()
         await self._endings.before_shutdown(await self.foretold.stop())
 
@@ -191,7 +185,7 @@ class Policies:
 
     async def see_kernel(self, kernel_id: str) -> AutoSaves:
         """The same, with what its notebook says now; ``unknown_kernel``, ``not_savable``."""
-        await self.see_notebooks([self._works[self._keeper.roster.savable(kernel_id)]])
+        await self.notebooks.see([self._works[self._keeper.roster.savable(kernel_id)]])
         return self.of_kernel(kernel_id)
 
     async def choose_for(
@@ -209,71 +203,11 @@ class Policies:
         await self._keeper.leases.renew(kernel)
         return self.of_kernel(kernel_id)
 
-    async def see_notebooks(self, works: Sequence[Work], within: float = math.inf) -> None:
-        """Learn what notebooks say by now of their kernels, in so many seconds and at most 2."""
-        if not works:
-            return
-        sessions, log = self._keeper.sessions, self._keeper.log
-        within = max(0.0, min(within, _LAST_LOOK))
-        end = time.monotonic() + within
-
-        async def see() -> None:
-            paths = await sessions.paths()
-            if not sessions.is_blocking:
-                await asyncio.gather(*(self._read_notebook(work, paths) for work in works))
-                return
-            for work in works:
-                if time.monotonic() < end:  # while one is read, no other clock is looked at
-                    await self._read_notebook(work, paths)
-
-        task = asyncio.create_task(see())
-        try:
-            await asyncio.wait([task], timeout=within)
-        finally:
-            late = task.cancel()
-        if not late and (error := task.exception()) is not None:
-            log.warning("What notebooks say of saves is not known: %s", error)
-
-    def _look_soon(self, work: Work) -> None:
-        """See whether the notebook wants the kernel to be saved earlier, or not at all."""
-        # Of a kernel that has run nothing there is nothing to save.
-        if not (self._stopped or work.is_looking or work.is_pristine):
-            work.is_looking = True
-            self._keeper.in_background(self._look(work))
-
-    async def _look(self, work: Work) -> None:
-        await asyncio.sleep(max(0.0, work.look_after - time.monotonic()))
-        if self._stopped:
-            return  # all are looked at before the end
-        began = time.monotonic()
-        work.is_looking, work.look_after = False, began + _LOOK
-        await self._read_notebook(work)
-        took = time.monotonic() - began
-        work.look_after = began + max(_LOOK, min(took * _LOOK_REST, _LONGEST_REST))
-
-    async def _read_notebook(self, work: Work, paths: Mapping[str, str] | None = None) -> None:
-        """Learn what the notebook's own metadata choose, where it changed.
-
-        ``paths``: of all kernels that have one, where they are known.
-        """
-        sessions, kernel_id = self._keeper.sessions, work.kernel.kernel_id
-        try:
-            path = (await sessions.paths() if paths is None else paths).get(kernel_id)
-            found = await sessions.metadata(path, unless=work.notebook[1])
-        except Exception as error:
-            # A contents manager may raise anything; the choice stays as it was.
-            self._keeper.log.debug("The notebook of %s cannot be read: %s", kernel_id, error)
-            return
-        if found is not None:
-            metadata, changed = found
-            work.notebook = (from_metadata(metadata), changed)
-            self.refresh(work)
-
     # -- WorkObserver --------------------------------------------------------------------
 
     def worked(self, work: Work) -> None:
         """Have the alarm ring when the kernel is due."""
-        self._look_soon(work)
+        self.notebooks.see_soon(work)
         due = None if self._stopped else work.due(self.settings.max_cost)
         if due is not None:
             self._alarms.set_by(work, due[0])
@@ -294,7 +228,7 @@ class Policies:
             self._keeper.in_background(self._save_if_due(work))
 
     async def _save_if_due(self, work: Work) -> None:
-        await self.see_notebooks([work])
+        await self.notebooks.see([work])
         async with self._turn:
             # What counted before the wait may not any more.
             due = work.due(self.settings.max_cost)

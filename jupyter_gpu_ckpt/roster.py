@@ -126,6 +126,8 @@ class Roster:
         operation = run.model if run else None
         tracked = self._tracker.get(kernel_id)
         hibernated = tracked is not None and tracked.is_hibernated
+        if tracked is not None and hibernated:
+            error = tracked.wake_error or describe.asleep()
         return describe.kernel(
             kernel_id,
             km,

@@ -8,6 +8,7 @@ from typing import Any
 
 from .capture.supervisor import Supervisor
 from .deaths import DeathPolicy
+from .errors import CkptError
 from .gpus.inventory import CudaProcess
 from .models import RestoredFrom
 from .parked import Parked
@@ -43,6 +44,8 @@ class TrackedKernel:
         self.listener = make_listener(self)
         #: Whether its process was ended until somebody needs the kernel.
         self.is_hibernated = False
+        #: Why it did not wake when somebody needed it last.
+        self.wake_error: CkptError | None = None
         self.watch: KernelWatch | None = None
         #: The state that the process came out of.
         self.restored_from: RestoredFrom | None = None

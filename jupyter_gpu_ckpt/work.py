@@ -45,8 +45,8 @@ class Work:
         self.policy = policy
         #: What the notebook's metadata choose, and when the notebook was changed that says so.
         self.notebook: tuple[AutoSaveChoice, Any] = (AutoSaveChoice(), None)
-        #: When they may be looked at again, and whether that is about to be done.
-        self.look_after, self.is_looking = -math.inf, False
+        #: When they may be looked at again, whether somebody does, and whether once more.
+        self.look_after, self.is_looking, self.wants_look = -math.inf, False, False
         #: Whether the kernel wants its callbacks to be run before it is saved.
         self.has_hooks = False
         self.cull_failures = 0

@@ -32,6 +32,8 @@ export interface IKernelEvent {
     | 'lost'
     | 'state_durable'
     | 'state_deleted'
+    | 'autosave_failed'
+    | 'fenced'
     | 'gpu_lost';
   kernel_id: string;
   path: string | null;
@@ -40,7 +42,7 @@ export interface IKernelEvent {
   in_flight_msg_id: string | null;
   execution_count: number | null;
   message: string | null;
-  /** Execute requests that came during the restore. */
+  /** Execute requests that came during the restore, or before one that failed. */
   held_msg_ids: string[];
 }
 

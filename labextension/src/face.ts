@@ -1,7 +1,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
 
-import type { IOperation, IParked } from './api';
+import type { IKernel, IOperation, IParked } from './api';
 import { formatAge, formatPercent, formatSize } from './format';
 import {
   hibernatedIcon,
@@ -98,11 +98,14 @@ export function faceOf(
     };
   }
   if (kernel.execution_state === 'hibernated') {
+    const failure = wakeError(kernel);
     return {
       state: 'hibernated',
       icon: hibernatedIcon,
       label: trans.__('Hibernated'),
-      title: trans.__('Hibernated; wakes on the next run (click to wake)'),
+      title: failure
+        ? trans.__('%1 (click to try again)', failure.message)
+        : trans.__('Hibernated; wakes on the next run (click to wake)'),
       announcement: trans.__('Kernel hibernated')
     };
   }
@@ -177,6 +180,13 @@ function waitsForWork(
     // Without the seconds, which would be read out one by one.
     announcement: trans.__('Waiting for the GPU to finish its work')
   };
+}
+
+/** Why a hibernated kernel did not wake, `null` where nobody has tried. */
+export function wakeError(kernel: IKernel): IErrorBody | null {
+  const { execution_state, error } = kernel;
+  const isAsleep = execution_state === 'hibernated';
+  return isAsleep && error?.reason === 'restore_failed' ? error : null;
 }
 
 /** GPU memory goes to host memory or back, or waits for that. */

@@ -135,6 +135,18 @@ export class Notices {
   }
 
   /**
+   * Tell that a hibernated kernel did not wake. A widget may try it again with
+   * each move: that changes the notice that is there.
+   */
+  notWoken(kernelId: string, error: IErrorBody): void {
+    const about = subject('restore', kernelId);
+    const id = this._told.get(about);
+    this._told.delete(about);
+    const title = this._trans.__('Waking the Kernel Failed');
+    this.error(title, error, { id, about });
+  }
+
+  /**
    * Tell of what nobody has asked for and nobody has to do something about: it
    * goes by itself, and stays among JupyterLab's notifications.
    */

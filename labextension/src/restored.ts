@@ -3,6 +3,7 @@ import { KernelAPI } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { IKernelEvent } from './events';
+import { wakeError } from './face';
 import { formatAge } from './format';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
@@ -15,6 +16,9 @@ import { operationTexts } from './texts';
 
 /** How long a page may take to get a kernel that was restored for it, in milliseconds. */
 const ATTACHING = 60_000;
+
+/** When to read again whether a kernel woke for a page, in milliseconds. */
+const WAKING = 3000;
 
 /** The restores that were told of. */
 const TOLD = new RememberedRestores('jupyter-gpu-ckpt:told-restores');
@@ -35,9 +39,14 @@ export class RestoredKernels {
         void this._onRestored(event);
       } else if (event.action === 'restore_failed') {
         this._onFailed(event);
+      } else if (event.action === 'fenced') {
+        this._onFenced(event);
       }
     });
-    model.changed.connect((_, kernelId) => this._onChanged(kernelId));
+    model.changed.connect((_, kernelId) => {
+      this._onChanged(kernelId);
+      this._lookWhetherItWoke(kernelId);
+    });
   }
 
   /** Tell once what is to be known of a kernel that came back unasked. */
@@ -53,6 +62,29 @@ export class RestoredKernels {
       if (!notices.restores.hasTold(kernelId, from)) {
         notices.restores.cameBack(kernelId, from);
       }
+    }
+  }
+
+  /**
+   * Tell that a hibernated kernel did not wake: what should have woken it may
+   * have been a widget, or the page itself, which show nothing of it.
+   */
+  private _lookWhetherItWoke(kernelId: string): void {
+    const { kernel } = this._options.model.entry(kernelId);
+    const error = kernel && wakeError(kernel);
+    if (kernel?.execution_state !== 'hibernated') {
+      this._asleep.delete(kernelId);
+    } else if (!this._asleep.has(kernelId)) {
+      // A page that has just been opened may not hear events yet.
+      this._asleep.add(kernelId);
+      const read = () => void this._options.model.refresh(kernelId);
+      window.setTimeout(read, WAKING);
+    }
+    if (!error) {
+      this._unwoken.delete(kernelId);
+    } else if (!this._unwoken.has(kernelId) && this._concerns(kernelId)) {
+      this._unwoken.add(kernelId);
+      this._options.notices.notWoken(kernelId, error);
     }
   }
 
@@ -99,10 +131,22 @@ export class RestoredKernels {
   }
 
   private _onFailed(event: IKernelEvent): void {
-    const { notices, trans } = this._options;
-    const { kernel_id, cause, message } = event;
-    // What the user asked for is answered by its operation, and the cell that
-    // should have woken a hibernated kernel says why it did not.
+    const { notices, pages, trans } = this._options;
+    const { kernel_id, cause, held_msg_ids, message } = event;
+    if (cause === 'wake') {
+      // The kernel is read anew, and says so itself then. Where cells of this
+      // page should have woken it, they say why it did not.
+      const answered = pages
+        .ofKernel(kernel_id)
+        .some(page => cellsOf(page, held_msg_ids).length > 0);
+      if (answered) {
+        this._unwoken.add(kernel_id);
+        notices.forget(subject('restore', kernel_id));
+      } else {
+        this._unwoken.delete(kernel_id);
+      }
+    }
+    // What the user asked for is answered by its operation.
     if (cause === 'death' && this._concerns(kernel_id)) {
       notices.error(
         operationTexts('restore', trans).failed,
@@ -117,6 +161,24 @@ export class RestoredKernels {
             trans.__('The kernel died and could not be restored: %1', cause),
           about: subject('restore', kernel_id)
         }
+      );
+    }
+  }
+
+  /** Another server runs the kernel: what this page shows has no kernel any more. */
+  private _onFenced({ kernel_id, message }: IKernelEvent): void {
+    const { notices, trans } = this._options;
+    if (this._concerns(kernel_id)) {
+      notices.error(
+        trans.__('Kernel Taken Over'),
+        {
+          message:
+            message ?? trans.__('The kernel was taken over by another server.'),
+          reason: 'fenced',
+          hint: trans.__('Go on there, or start a new kernel here.'),
+          details: null
+        },
+        { about: subject('restore', kernel_id) }
       );
     }
   }
@@ -174,6 +236,10 @@ export class RestoredKernels {
   }
 
   private _pending: PendingRequests;
+  /** Those that were hibernated when they were read last. */
+  private _asleep = new Set<string>();
+  /** Those that did not wake, of which the user knows. */
+  private _unwoken = new Set<string>();
 }
 
 export namespace RestoredKernels {

@@ -177,3 +177,28 @@ def test_a_hibernated_kernel_wakes_for_a_cell_on_the_same_page(
     expect(page.button).to_have_attribute("data-state", "saved")
     assert kernel_of(server, path) == kernel_id
     expect(page.page.locator(".jp-Dialog")).to_have_count(0)
+    page.menu("Kernel", "Hibernate Kernel")
+    expect(page.button).to_have_attribute("data-state", "hibernated", timeout=30_000)
+    # The page alone wakes it, and no cell can say that this fails.
+    state = server.client.states(kernel=kernel_id)[0]["id"]
+    (record,) = server.home.store.glob(f"*/kernels/{kernel_id}/states/{state}.json")
+    hidden = record.with_suffix(".away")
+    record.rename(hidden)
+    page.visit(path)
+    told = page.notification("The hibernated kernel did not wake")
+    told.get_by_role("button", name="Details").click()
+    page.dialog("run a cell to try again").press("Escape")
+    label = page.button.locator("[aria-label]").first
+    expect(label).to_have_attribute("aria-label", re.compile("click to try again"))
+    hidden.rename(record)
+    page.press_save()
+    expect(told).to_have_count(0)
+    page.wait_idle()
+    page.run_cell(1)
+    page.wait_output(1, "42")
+    # Another server takes it over: this one's copy is ended, and its page says where it is.
+    taken = server.client.save(kernel_id)["state_id"]
+    with JupyterServer(server.home) as other:
+        other.client.restore(taken, take_over=True)
+        page.notification("The kernel was taken over by another server")
+        assert [kernel["id"] for kernel in other.client.get("api/kernels")] == [kernel_id]

@@ -34,6 +34,25 @@ class Slow(AsyncLargeFileManager):  # type: ignore[misc]
         return await super().get(path, *args, **kwargs)
 
 
+class Hanging(AsyncLargeFileManager):  # type: ignore[misc]
+    """It never answers."""
+
+    #: How many wait for it, and how many have given up.
+    waiting = 0
+    given_up = 0
+
+    async def get(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Give a file, or what is known of it."""
+        if _is_slow(self, path):
+            self.waiting += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.waiting -= 1
+                self.given_up += 1
+        return await super().get(path, *args, **kwargs)
+
+
 class Blocking(LargeFileManager):  # type: ignore[misc]
     """It does not: this is not asynchronous."""
 

@@ -36,7 +36,10 @@ def test_the_notebook_is_saved_killed_restored_and_compared(
 ) -> None:
     kernel = start("work.ipynb")
     kernel.run("x = 'the user has changed it'")
-    cells = ["# comment", "x = 41", "1 / 0", "import random; r = random.random()\nx += 1\nx"]
+    cells = [
+        "# comment", "x = 41", "1 / 0", "import random; r = random.random()\nx += 1\nx",
+        "print('run', file=open('runs.txt', 'a'))",
+    ]  # fmt: skip
     lasting_home.add_notebook("work.ipynb", cells)
     book = json.loads((lasting_home.notebooks / "work.ipynb").read_text())
     book["cells"][2]["metadata"]["tags"] = ["raises-exception"]
@@ -51,13 +54,27 @@ def test_the_notebook_is_saved_killed_restored_and_compared(
     assert re.search(r"^x +42 +42 +yes *$", said.stdout, re.MULTILINE)
 
     found = json.loads(file.read_text())
-    assert (found["path"], found["cells"], found["same"]) == ("work.ipynb", 4, True)
+    assert (found["path"], found["cells"], found["same"]) == ("work.ipynb", 5, True)
     assert found["checks"][1]["before"] == found["checks"][1]["after"]
     steps = found["recovery"]
     total = steps.pop("total")
     assert all(0 <= seconds < 30 for seconds in steps.values()), steps
     assert steps["restore"] > 0 and sum(steps.values()) == pytest.approx(total, abs=0.02)
     assert found["run_seconds"] > 0 and found["rerun_measured"] is True
+    # It was run from the top twice, and the second run's time is the second run's.
+    assert (lasting_home.notebooks / "runs.txt").read_text() == "run\nrun\n"
+    assert found["rerun_seconds"] not in (0, found["run_seconds"])
+    # Each step is what the restore itself says of it.
+    (restore,) = [it for it in api.get("/operations") if it["kind"] == "restore"]
+    (save,) = [it for it in api.get("/operations") if it["kind"] == "save"]
+    assert (restore["cause"], restore["kernel_id"]) == ("death", save["kernel_id"])
+    begun = restore["phases"]
+    assert steps["placement"] == pytest.approx(begun["restoring"] - begun["checking"], abs=0.002)
+    assert steps["read"] == pytest.approx(begun["checking"] - begun["reading"], abs=0.002)
+    assert found["frozen_seconds"] == save["result"]["frozen_seconds"]
+    assert (found["state_bytes"], found["save_seconds"]) == (
+        save["result"]["size"], save["result"]["seconds"],
+    )  # fmt: skip
 
     # The user's own kernel and session are as they were.
     assert kernel.run("print(x)") == "the user has changed it"

@@ -17,7 +17,7 @@ from jupyter_gpu_ckpt.doorman import HeldMessage, Kept
 from tests.harness.client import EventStream, KernelClient, wait_for
 from tests.harness.server import Home, JupyterServer
 from tests.server.pages import WIDGET, BinaryPage, open_widget
-from tests.server.rest import Api
+from tests.server.rest import Api, metrics
 from tests.server.shell import Shell
 
 Start = Callable[..., KernelClient]
@@ -92,6 +92,7 @@ def test_frees_the_memory_and_wakes_for_a_cell(
     assert kernel.pid == pid
     event = events.wait_for("kernel", action="restored", kernel_id=kernel.id)
     assert (event["cause"], event["state_id"]) == ("wake", state)
+    assert metrics(server)['gpu_ckpt_recovery_seconds_count{cause="wake"}'] >= 1
     shown = [
         m["content"]["execution_state"]
         for m in kernel.messages
@@ -243,11 +244,22 @@ def test_a_failed_wake_leaves_the_state_and_tells_the_cell(
     record.rename(hidden)
     cell = kernel.execute("x")
     assert "did not wake" in (cell.error or "")
-    event = events.wait_for("kernel", action="restore_failed", kernel_id=kernel.id)
+    told = {"action": "restore_failed", "kernel_id": kernel.id}
+    event = events.wait_for("kernel", **told)
     assert (event["cause"], event["state_id"]) == ("wake", state)
+    assert event["held_msg_ids"] == [cell.msg_id]
     assert state_of(api, kernel) == "hibernated"
+    # Where a widget was to wake it no cell can say so: its page reads why.
+    kernel.send("shell", "comm_msg", {"comm_id": "a widget", "data": {}})
+    events.wait("it is told again", lambda: len(events.of("kernel", **told)) == 2, 30)
+    assert events.of("kernel", **told)[1]["held_msg_ids"] == []
+    error = api.get(f"/kernels/{kernel.id}")["error"]
+    assert error["reason"] == "restore_failed"
+    assert event["message"].partition(".")[0] in error["message"]
+    assert "run a cell to try again" in error["hint"]
     hidden.rename(record)
     assert kernel.run("print(x)") == "41"
+    assert api.get(f"/kernels/{kernel.id}")["error"] is None
 
 
 def test_restart_and_shutdown_forget_it(server: JupyterServer, api: Api, start: Start) -> None:

@@ -47,6 +47,11 @@ def test_magics(server: JupyterServer, start: Start) -> None:
     assert "idle for 2 min" in ask(kernel, "%autosave_state idle=2m long_cell=off")
     policy = server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")["policy"]
     assert (policy["idle"], policy["long_cell"]) == (120, 0)
+    ask(kernel, "%autosave_state park=3m shutdown=off preemption=off cull=off")
+    policy = server.client.get(f"gpu-ckpt/api/kernels/{kernel.id}/autosave")["policy"]
+    switched = {name for name, value in policy.items() if value is False}
+    assert switched == {"before_shutdown", "before_preemption", "before_cull"}
+    assert (policy["park"], policy["idle"]) == (180, 120), "what was chosen before stays"
     assert "hibernated when idle for 90 min" in ask(kernel, "%autosave_state hibernate=1.5h")
     assert "not saved automatically" in ask(kernel, "%autosave_state off")
     assert "idle for 10 min" in ask(kernel, "%autosave_state default")
@@ -77,6 +82,10 @@ from jupyter_gpu_ckpt.hooks import after_restore, before_save
 calls = []
 
 @before_save
+def first():
+    calls.append("first")
+
+@before_save
 def flush():
     calls.append("flush")
 
@@ -87,12 +96,16 @@ def fails():
 @after_restore
 def reconnect():
     calls.append("reconnect")
+
+@after_restore
+def resume():
+    calls.append("resume")
 """
     )
     kernel.run("@before_save\ndef flush():\n    calls.append('flush, as defined again')")
     operation = server.client.save(kernel)
     assert operation["result"]["warnings"] == []
-    assert kernel.run("print(calls)") == "['flush, as defined again']"
+    assert kernel.run("print(calls)") == "['first', 'flush, as defined again']"
     shown = kernel.execute("calls.append('a cell')")
     assert "no such file" in shown.stderr or any(
         "no such file" in m["content"].get("text", "")
@@ -100,7 +113,8 @@ def reconnect():
         if m["header"]["msg_type"] == "stream"
     )
     server.client.restore(operation["result"]["state_id"])
-    assert kernel.run("print(calls)") == "['flush, as defined again', 'reconnect']"
+    called = "['first', 'flush, as defined again', 'reconnect', 'resume']"
+    assert kernel.run("print(calls)") == called
     # In the middle of a cell there is no time for them, and the state says so.
     cell = kernel.begin("import time\nprint('on')\ntime.sleep(60)").wait_text("on")
     (warning,) = server.client.save(kernel)["result"]["warnings"]
@@ -108,7 +122,7 @@ def reconnect():
     server.client.post(f"api/kernels/{kernel.id}/interrupt")
     cell.finish(20)
     wait_for("it is idle", lambda: server.client.execution_state(kernel.id) == "idle", 10)
-    assert kernel.run("print(calls)") == "['flush, as defined again', 'reconnect']"
+    assert kernel.run("print(calls)") == called
 
 
 def recipe(name: str) -> str:

@@ -408,6 +408,7 @@ def test_a_pod_that_is_stopped(home: Home) -> None:
         ):
             path = f"gpu-ckpt/api/kernels/{kernel.id}/autosave"
             server.client.request("PUT", path, body=choice)
+        server.client.request("PUT", "gpu-ckpt/api/autosave", body={"long_cell": 1234.0})
         for kernel in kernels:
             kernel.run("x = 41")
         home.choose("2.ipynb", False)  # leaves "alone" alone
@@ -434,6 +435,10 @@ def test_a_pod_that_is_stopped(home: Home) -> None:
         for kernel in (idle, hanging, stopped):
             server.client.restore_lost(kernel.id)
             assert server.client.connect(kernel.id).run("print(x + 1)") == "42"
+        # What the user chose, for all kernels and for one, is still so.
+        assert server.client.get("gpu-ckpt/api/autosave")["own"]["long_cell"] == 1234
+        chosen = server.client.get(f"gpu-ckpt/api/kernels/{idle.id}/autosave")
+        assert (chosen["own"]["before_shutdown"], chosen["policy"]["long_cell"]) == (False, 1234)
         for kernel in (hanging, stopped):
             assert [s["reason"] for s in server.client.states(kernel=kernel.id)] == ["shutdown"]
         assert server.client.states(kernel=alone.id) == []

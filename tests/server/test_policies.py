@@ -15,6 +15,7 @@ from traitlets import TraitError
 from jupyter_gpu_ckpt.autosave import AutoSave
 from jupyter_gpu_ckpt.errors import CkptError
 from jupyter_gpu_ckpt.models import AutoSaveChoice
+from jupyter_gpu_ckpt.moments import read_moment
 from jupyter_gpu_ckpt.store import StateStore
 from jupyter_gpu_ckpt.tracking import TrackedKernel
 from jupyter_gpu_ckpt.work import Work
@@ -24,7 +25,7 @@ from tests.harness.server import Home, JupyterServer
 Start = Callable[..., KernelClient]
 OFF = {
     "idle": 0.0, "interval": 0.0, "long_cell": 0.0, "shortest": 0.2, "retry": 0.5,
-    "locked": ["before_cull"],
+    "locked": ["before_cull"], "hook_timeout": 0.5,
 }  # fmt: skip
 
 
@@ -49,6 +50,10 @@ def saved(events: EventStream, kernel: KernelClient, cause: str, count: int = 1)
 
     events.wait(f"{count} saves for {cause}", lambda: len(done()) >= count, 30)
     return str(done()[count - 1]["state_id"])
+
+
+def moment(iso: str) -> float:
+    return read_moment(iso).timestamp()
 
 
 def reasons(server: JupyterServer, kernel: KernelClient) -> list[str]:
@@ -109,6 +114,12 @@ def test_work_is_saved_at_intervals_and_after_long_cells(
     state = server.client.get(f"gpu-ckpt/api/states/{saved(events, kernel, 'interval')}")
     assert (state["reason"], state["execution_state"]) == ("interval", "busy")
     saved(events, kernel, "interval", 2)
+    # Not twice within the time that the freeze may cost at most (2 % by default).
+    first, second = [
+        it for it in server.client.get("gpu-ckpt/api/operations") if it["kernel_id"] == kernel.id
+    ][::-1][:2]
+    between = moment(second["started"]) - moment(first["started"])
+    assert between > first["result"]["frozen_seconds"] / 0.02 - 0.1
     choose(server, kernel, long_cell=0.5)
     server.client.post(f"api/kernels/{kernel.id}/interrupt")
     assert "KeyboardInterrupt" in (cell.finish(20).error or "")
@@ -205,6 +216,16 @@ def test_what_cannot_be_saved_is_told_once_and_tried_again(
     assert f'gpu_ckpt_last_save_timestamp_seconds{{kernel_id="{kernel.id}"}}' in metrics
     assert 'gpu_ckpt_operations_total{cause="idle",kind="save",reason="",status="done"}' in metrics
     assert 'cause="idle",kind="save",reason="not_savable",status="failed"}' in metrics
+
+
+def test_callbacks_that_do_not_end_hold_up_no_save(server: JupyterServer, start: Start) -> None:
+    kernel = start()
+    kernel.run(
+        "%load_ext jupyter_gpu_ckpt\nimport time\nfrom jupyter_gpu_ckpt.hooks import before_save\n"
+        "@before_save\ndef hang():\n    time.sleep(3)"
+    )
+    (warning,) = server.client.save(kernel)["result"]["warnings"]
+    assert "did not end in time" in warning
 
 
 def test_the_administrator_s_limits() -> None:

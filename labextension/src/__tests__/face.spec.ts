@@ -60,6 +60,10 @@ describe('faceOf', () => {
     expect(shown.state).toBe('hibernated');
     expect(shown.title).toContain('wakes on the next run');
     expect(shown.error).toBeUndefined();
+    const error = anError({ message: 'It fell.', reason: 'restore_failed' });
+    expect(face({ kernel: { ...kernel, error } }).title).toBe(
+      'It fell. (click to try again)'
+    );
   });
 
   it('says why a kernel cannot be saved, and what helps', () => {

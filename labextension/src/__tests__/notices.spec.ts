@@ -211,6 +211,22 @@ describe('Of what is told of one kernel', () => {
     expect(shown()).toEqual([expect.stringMatching(/^info/)]);
   });
 
+  it('what does not wake changes the notice that is there', () => {
+    notices.error('Restoring Failed', failure, {
+      about: subject('restore', 'K1')
+    });
+    const [{ id }] = Notification.manager.notifications;
+    const again = { ...failure, message: 'Still no room.' };
+    notices.notWoken('K1', again);
+    notices.notWoken('K1', again);
+    expect(shown()).toEqual(['error | Still no room.']);
+    expect(Notification.manager.notifications[0].id).toBe(id);
+    notices.forget(subject('restore', 'K1'));
+    expect(shown()).toEqual([]);
+    notices.notWoken('K1', again);
+    expect(shown()).toEqual(['error | Still no room.']);
+  });
+
   it('each damaged state stays named', async () => {
     const verification = aVerification({ intact: false });
     for (const state_id of ['S1', 'S2', 'S2']) {

@@ -3,11 +3,19 @@ import type { ServerConnection } from '@jupyterlab/services';
 import { nullTranslator } from '@jupyterlab/translation';
 import { Signal } from '@lumino/signaling';
 
-import type { IRestoredFrom } from '../api';
+import type { IKernel, IRestoredFrom } from '../api';
 import type { Notices } from '../notices';
 import type { IKernelPage, KernelPages } from '../pages';
 import { RestoredKernels } from '../restored';
-import { KERNEL, Server, aKernel, aRestore, aRestoredFrom } from './fixtures';
+import {
+  KERNEL,
+  Server,
+  aKernel,
+  aRestore,
+  aRestoredFrom,
+  anError,
+  settle
+} from './fixtures';
 
 const trans = nullTranslator.load('jupyter_gpu_ckpt');
 
@@ -29,6 +37,8 @@ describe('RestoredKernels', () => {
   const server = new Server();
   const notices = { cameBack: jest.fn(), hasTold: jest.fn(() => false) };
   const forget = jest.fn();
+  const notWoken = jest.fn();
+  const error = jest.fn();
   const model = server.model();
   const cells = ['m1', 'm2', 'm3'].map(cell);
   const kernelChanged = new Signal<object, void>({});
@@ -45,7 +55,12 @@ describe('RestoredKernels', () => {
   new RestoredKernels({
     everywhere: true,
     model,
-    notices: { restores: notices, forget } as unknown as Notices,
+    notices: {
+      restores: notices,
+      error,
+      forget,
+      notWoken
+    } as unknown as Notices,
     pages: {
       ofKernel: (id: string) => of(id === session.kernel.id),
       ofPath: (path: string) => of(path === 'a.ipynb')
@@ -110,5 +125,47 @@ describe('RestoredKernels', () => {
     restored('a.ipynb', ['m1']);
     getKernel('K1');
     expect(page.run).toHaveBeenCalledTimes(1);
+  });
+
+  it('tells that a kernel did not wake, where no cell of the page does', async () => {
+    getKernel('K1');
+    const failure = anError({ reason: 'restore_failed' });
+    const asleep = aKernel({ execution_state: 'hibernated', error: failure });
+    const read = async (kernel: IKernel) => {
+      server.kernel.mockResolvedValue(kernel);
+      await model.refresh('K1');
+      return notWoken.mock.calls.length;
+    };
+    const failed = async (held_msg_ids: string[]) => {
+      const action = 'restore_failed';
+      server.say(KERNEL, aRestore({ action, cause: 'wake', held_msg_ids }));
+      await settle();
+      return notWoken.mock.calls.length;
+    };
+    const quiet = aKernel({ execution_state: 'hibernated', error: anError() });
+    expect(await read(quiet)).toBe(0);
+    // Also where the page came too late to hear of it.
+    expect(await read(asleep)).toBe(1);
+    expect(notWoken).toHaveBeenLastCalledWith('K1', failure);
+    expect(await read(asleep)).toBe(1);
+    // Each try is told, except to whom a cell says it.
+    expect(await failed([])).toBe(2);
+    expect(await failed(['of another page'])).toBe(3);
+    forget.mockClear();
+    expect(await failed(['m2'])).toBe(3);
+    expect(forget.mock.calls).toEqual([['restore K1']]);
+    expect(await read(aKernel())).toBe(3);
+    expect(await read(asleep)).toBe(4);
+  });
+
+  it('tells that another server has taken the kernel over', () => {
+    const message = 'It was taken over by node-b.';
+    const about = 'restore K1';
+    server.say(KERNEL, aRestore({ action: 'fenced', cause: null, message }));
+    expect(error).toHaveBeenLastCalledWith(
+      'Kernel Taken Over',
+      expect.objectContaining({ message, hint: expect.any(String) }),
+      { about }
+    );
   });
 });
