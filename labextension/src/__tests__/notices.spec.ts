@@ -219,12 +219,12 @@ describe('Of what is told of one kernel', () => {
     const again = { ...failure, message: 'Still no room.' };
     notices.notWoken('K1', again);
     notices.notWoken('K1', again);
-    expect(shown()).toEqual(['error | Still no room.']);
+    expect(shown()).toEqual(['warning | Still no room.']);
     expect(Notification.manager.notifications[0].id).toBe(id);
     notices.forget(subject('restore', 'K1'));
     expect(shown()).toEqual([]);
     notices.notWoken('K1', again);
-    expect(shown()).toEqual(['error | Still no room.']);
+    expect(shown()).toEqual(['warning | Still no room.']);
   });
 
   it('each damaged state stays named', async () => {
