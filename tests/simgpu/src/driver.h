@@ -96,5 +96,5 @@ CUresult carry_out(const struct command *command, uint64_t *value);
 struct symbol {
     const char *name;
     int since;
-    void *function;
+    void (*function)(void);
 };

@@ -220,7 +220,7 @@ CUresult send_command(int pid, struct command *command, uint64_t *value)
     } else {
         while (flock(request, LOCK_EX) < 0 && errno == EINTR) {
         }
-        command->sequence = (uint32_t)getpid() << 12 ^ ++sequence;
+        command->sequence = ++sequence ^ (uint32_t)getpid() << 12;
         result = exchange(request, answer, command, value);
     }
     if (request >= 0)

@@ -80,7 +80,7 @@ enum {
     X(cuCheckpointOperationComplete, cuCheckpointOperationComplete, 13040)
 
 // Only their addresses are needed here, and each has a type of its own.
-#define DECLARE(base, symbol, since) extern char symbol##_[] __asm__(#symbol);
+#define DECLARE(base, symbol, since) void symbol##_(void) __asm__(#symbol);
 FUNCTIONS(DECLARE)
 
 #define ENTRY(base, symbol, since) {#base, since, symbol##_},
@@ -111,7 +111,7 @@ API CUresult cuGetProcAddress_v2(const char *name, void **function, int version,
                 found = SYMBOL_VERSION_NOT_SUFFICIENT;
         } else if (one->since > best) {
             best = one->since;
-            *function = one->function;
+            memcpy(function, &one->function, sizeof(one->function));
             found = SYMBOL_FOUND;
         }
     }
