@@ -121,7 +121,7 @@ static bool read_visible(pid_t pid, struct cuda_task *task)
 enum cuda_seen cuda_describe(pid_t pid, struct cuda_task *task)
 {
     struct proc_stat stat;
-    *task = (struct cuda_task){.pid = pid, .found = CUDA_NONE, .memory = -1};
+    *task = (struct cuda_task){.pid = pid, .found = CUDA_NONE, .memory = -1, .range_count = -1};
     errno = 0;
     if (!proc_stat(pid, &stat))
         return seen(pid, false, true);

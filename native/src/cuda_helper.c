@@ -12,9 +12,9 @@
 #include <unistd.h>
 
 #include "caps.h"
+#include "cuda_checks.h"
 #include "cuda_find.h"
 #include "cuda_storage.h"
-#include "hostmem.h"
 #include "io.h"
 #include "procfs.h"
 
@@ -22,14 +22,16 @@ enum { SOCKET = 3, FOLDER = 4 };
 
 static const double stopped_limit = 60.0; /* seconds for a frozen tree to be thawed by the guard */
 
-static const int64_t drivers_own = 1 << 30; /* bytes on the GPU for each process */
-
 /* What the helper's callbacks need. */
 struct helper {
     struct cuda_shared *shared;
     struct cuda_driver driver;
     struct cuda_nvml nvml;
     bool unwanted;
+    /* Of the process whose device memory is copied, as it was before. */
+    int64_t memory_before; /* -1: not known */
+    struct cuda_ranges ranges_before;
+    bool ranges_known;
 };
 
 /* The callbacks of cuda_tree.c ------------------------------------------------------------------ */
@@ -55,80 +57,68 @@ static bool is_alive(const struct cuda_task *task)
            stat.state != 'X';
 }
 
-static int64_t host_memory(pid_t pid)
-{
-    struct proc_status status;
-    return proc_status(pid, &status) ? (int64_t)(status.rss_anon + status.rss_shmem) : -1;
-}
-
 static bool find_more(void *data, struct kc_result *result)
 {
     struct cuda_shared *shared = ((struct helper *)data)->shared;
     return cuda_find(shared->root, shared->tasks, &shared->count, result);
 }
 
-static int64_t free_memory(const struct helper *helper, size_t i)
+static int64_t host_memory(pid_t pid)
 {
-    return cuda_nvml_free_memory(&helper->nvml, &helper->shared->gpus[i].uuid);
+    struct proc_status status;
+    return proc_status(pid, &status) ? (int64_t)(status.rss_anon + status.rss_shmem) : -1;
 }
 
-/* How much a checkpoint frees on each GPU. Others may free some meanwhile: so it is at most what came to the
- * host, and what the driver takes for itself. */
-static void note_memory(void *data, bool after)
+/* Where it came to: nothing is said of that where it cannot be told, or is more than there is room for. */
+static void note_ranges(struct helper *helper, struct cuda_task *task)
+{
+    struct cuda_shared *shared = helper->shared;
+    struct cuda_ranges after;
+    if (!helper->ranges_known || !cuda_ranges_read(task->pid, &after))
+        return;
+    ssize_t found =
+        cuda_ranges_new(&helper->ranges_before, &after, shared->ranges + shared->range_count,
+                        CUDA_RANGES_MAX - shared->range_count);
+    if (found >= 0) {
+        task->range_at = (int)shared->range_count;
+        task->range_count = (int)found;
+        shared->range_count += (size_t)found;
+    }
+    cuda_ranges_free(&after);
+}
+
+static void note_task(void *data, struct cuda_task *task, bool after)
 {
     struct helper *helper = data;
-    struct cuda_shared *shared = helper->shared;
-    int64_t most = 0;
-    for (size_t i = 0; i < shared->count; i++)
-        if (shared->tasks[i].memory >= 0)
-            most += shared->tasks[i].memory + drivers_own;
-    for (size_t i = 0; i < shared->gpu_count; i++) {
-        struct cuda_gpu *gpu = &shared->gpus[i];
-        int64_t now = free_memory(helper, i);
-        int64_t more = now - gpu->free_before;
-        if (!after)
-            gpu->free_before = now;
-        else if (now >= 0 && gpu->free_before >= 0)
-            gpu->released = more < 0 ? 0 : more < most ? more : most;
+    if (!after) {
+        cuda_ranges_free(&helper->ranges_before);
+        helper->ranges_known = cuda_ranges_read(task->pid, &helper->ranges_before);
+        helper->memory_before = host_memory(task->pid);
+        return;
     }
+    if (helper->memory_before >= 0) {
+        int64_t now = host_memory(task->pid);
+        task->memory = now > helper->memory_before ? now - helper->memory_before : 0;
+    }
+    note_ranges(helper, task);
 }
 
-/* A restore without room fails for good, so that room is waited for: for what was freed, or what the caller
- * says. */
+static void note_memory(void *data, bool after)
+{
+    const struct helper *helper = data;
+    cuda_note_memory(helper->shared, &helper->nvml, after);
+}
+
 static bool has_room(void *data)
 {
     const struct helper *helper = data;
-    const struct cuda_shared *shared = helper->shared;
-    for (size_t i = 0; i < shared->gpu_count; i++) {
-        int64_t need = shared->gpus[i].released;
-        for (size_t k = 0; k < shared->need_count; k++)
-            if (memcmp(&shared->needs[k].uuid, &shared->gpus[i].uuid, sizeof(struct cuda_uuid)) == 0)
-                need = (int64_t)shared->needs[k].bytes;
-        int64_t now = need > 0 ? free_memory(helper, i) : -1;
-        if (now >= 0 && need > now)
-            return false;
-    }
-    return true;
+    return cuda_has_room(helper->shared, &helper->nvml);
 }
 
-/* The memory comes to the host: a process that is killed for want of it there is lost. */
 static bool check_host(void *data)
 {
     const struct helper *helper = data;
-    struct cuda_shared *shared = helper->shared;
-    int64_t need = 0;
-    pid_t pid = 0;
-    for (size_t i = 0; i < shared->count; i++)
-        for (size_t k = 0; shared->tasks[i].found != CUDA_NONE && k < shared->gpu_count; k++) {
-            pid = shared->tasks[i].pid;
-            need += cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, pid);
-        }
-    int64_t there = need > 0 ? hostmem_available("", pid) : -1;
-    return there < 0 || need <= there ||
-           kc_fail(&shared->result, KC_NO_MEMORY,
-                   "The GPU's memory (%lld MiB) does not fit into the memory of the host, of which %lld "
-                   "MiB are free.",
-                   (long long)(need >> 20), (long long)(there >> 20));
+    return cuda_check_host(helper->shared, &helper->nvml);
 }
 
 /* What is asked of the helper ------------------------------------------------------------------- */
@@ -152,7 +142,7 @@ static struct cuda_work work_of(struct helper *helper)
                               .host_room = check_host,
                               .step = tell,
                               .alive = is_alive,
-                              .host_memory = host_memory,
+                              .noting = note_task,
                               .more = find_more,
                               .copying = note_memory,
                               .room = has_room,
@@ -192,81 +182,15 @@ static void ask_nvml(struct helper *helper)
     cuda_nvml_driver_version(&helper->nvml, shared->driver_version, sizeof(shared->driver_version));
 }
 
-/* What the driver would refuse, said before anything is touched. */
-static bool check_task(const struct helper *helper, const struct cuda_task *task)
-{
-    struct cuda_shared *shared = helper->shared;
-    if (task->visible_is_cut)
-        return kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
-                       "CUDA_VISIBLE_DEVICES of process %d has more than %d bytes, which cannot be kept "
-                       "with a state: name fewer GPUs, or name them by their indexes.",
-                       task->pid, CUDA_VISIBLE_MAX - 1);
-    bool mig = strncmp(task->visible, "MIG-", 4) == 0;
-    size_t in_mig_mode = 0;
-    for (size_t i = 0; i < shared->gpu_count; i++) {
-        const struct cuda_uuid *uuid = &shared->gpus[i].uuid;
-        if (cuda_nvml_is_on_by_mps(&helper->nvml, uuid, task->pid))
-            return kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
-                           "Process %d uses its GPU through MPS, and the driver cannot save that.",
-                           task->pid);
-        if (!cuda_nvml_mig(&helper->nvml, uuid))
-            continue;
-        in_mig_mode++;
-        mig = mig || cuda_nvml_is_on(&helper->nvml, uuid, task->pid);
-    }
-    /* In a container the processes may be known by other numbers. */
-    mig = mig || (shared->gpu_count > 0 && in_mig_mode == shared->gpu_count);
-    return !mig || kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
-                           "Process %d uses a GPU in MIG mode, and the driver cannot save that.",
-                           task->pid);
-}
-
-/* Whether device memory goes into the folder: where the driver does that, and it has room for all of it. Without
- * NVML's word on the processes, for all that the GPUs have. Where it does, what this process needs for it on the
- * GPUs is there before their free memory is noted. */
+/* Whether device memory goes into the folder: where the driver does that, and it has room for all of it. Where it
+ * does, what this process needs for it on the GPUs is there before their free memory is noted. */
 static bool can_store(struct helper *helper)
 {
-    struct cuda_shared *shared = helper->shared;
-    uint64_t need = 0;
-    uint64_t most = 0;
-    bool known = true;
-    if (shared->folder <= 0 || !helper->driver.custom_storage)
-        return false;
-    for (size_t k = 0; k < shared->gpu_count; k++)
-        most += shared->gpus[k].memory;
-    for (size_t i = 0; i < shared->count; i++) {
-        struct cuda_task *task = &shared->tasks[i];
-        if (task->found != CUDA_RUNNING && task->found != CUDA_LOCKED)
-            continue;
-        task->expected = 0;
-        for (size_t k = 0; k < shared->gpu_count; k++)
-            task->expected +=
-                cuda_nvml_used_by(&helper->nvml, &shared->gpus[k].uuid, task->pid);
-        need += (uint64_t)task->expected;
-        known = known && task->expected > 0;
-    }
-    if (!cuda_storage_room(FOLDER, known ? need : most))
+    if (helper->shared->folder <= 0 || !helper->driver.custom_storage ||
+        !cuda_folder_fits(helper->shared, &helper->nvml, FOLDER))
         return false;
     tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
     return cuda_storage_contexts(&helper->driver);
-}
-
-static bool check_tasks(const struct helper *helper)
-{
-    for (size_t i = 0; i < helper->shared->count; i++)
-        if (helper->shared->tasks[i].found != CUDA_NONE &&
-            !check_task(helper, &helper->shared->tasks[i]))
-            return false;
-    return true;
-}
-
-static bool check_map(struct cuda_shared *shared)
-{
-    return shared->pair_count == 0 || shared->version >= CUDA_PAIRS_SINCE ||
-           kc_fail(&shared->result, KC_GPU_UNSUPPORTED,
-                   "The NVIDIA driver here (CUDA %d.%d) cannot restore onto another GPU: CUDA 13.0, "
-                   "which driver 580 has, is needed.",
-                   shared->version / 1000, shared->version % 1000 / 10);
 }
 
 static void go(struct helper *helper)
@@ -280,7 +204,7 @@ static void go(struct helper *helper)
         break;
     case CUDA_DUMP:
     case CUDA_UNPARK:
-        if (!find_more(helper, &shared->result) || !check_map(shared) ||
+        if (!find_more(helper, &shared->result) || !cuda_check_map(shared) ||
             !cuda_tree_look(&work, false, &shared->result) || !cuda_tree_any(&work))
             break;
         tell(helper, CUDA_OP_START, 0, CUDA_START_LIMIT);
@@ -288,7 +212,7 @@ static void go(struct helper *helper)
         ask_nvml(helper);
         if (shared->mode == CUDA_UNPARK)
             cuda_tree_unpark(&work, &shared->result);
-        else if (check_tasks(helper) && ((work.store = can_store(helper)) || check_host(helper)))
+        else if (cuda_check_tasks(shared, &helper->nvml) && ((work.store = can_store(helper)) || check_host(helper)))
             cuda_tree_freeze(&work, &shared->lock_s, &shared->copy_s, &shared->result);
         if (shared->mode == CUDA_UNPARK)
             shared->return_s = io_now() - started;
@@ -302,7 +226,7 @@ static void go(struct helper *helper)
                         "What is said of the GPU memory of process %d is not valid.",
                         shared->tasks[i].pid);
         }
-        if (shared->result.reason == KC_OK && check_map(shared) && cuda_tree_look(&work, true, &shared->result))
+        if (shared->result.reason == KC_OK && cuda_check_map(shared) && cuda_tree_look(&work, true, &shared->result))
             thaw(helper);
         break;
     case CUDA_REPAIR:

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "cuda_maps.h"
 #include "cuda_tree.h"
 
 enum cuda_mode {
@@ -34,6 +35,8 @@ struct cuda_shared {
     struct cuda_task tasks[CUDA_TASKS_MAX];
     size_t count;
     /* What the helper found. */
+    struct cuda_range ranges[CUDA_RANGES_MAX];
+    size_t range_count;
     struct kc_result result;
     enum cuda_load loaded;
     int version;

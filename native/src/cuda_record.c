@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,8 +15,10 @@
 static const char tasks_name[] = "gpu-tasks";
 
 /* Bytes of an event: everything but text of others, which may become six times as long, is below these. */
-enum { EVENT_TASK = 128 + CUDA_VISIBLE_MAX, EVENT_GPU = 192 + 6 * 96, EVENT_REST = 64 * 1024 };
-_Static_assert(CUDA_TASKS_MAX * EVENT_TASK + CUDA_GPUS_MAX * EVENT_GPU + EVENT_REST < JSON_CAPACITY,
+enum { EVENT_TASK = 144 + CUDA_VISIBLE_MAX, EVENT_GPU = 192 + 6 * 96, EVENT_REST = 64 * 1024 };
+enum { RANGE = 2 * 16 + 2, EVENT_RANGE = RANGE + 2 };
+_Static_assert(CUDA_TASKS_MAX * EVENT_TASK + CUDA_RANGES_MAX * EVENT_RANGE +
+                       CUDA_GPUS_MAX * EVENT_GPU + EVENT_REST < JSON_CAPACITY,
                "what may be said of GPUs fits into one event");
 
 static void number(struct json *json, const char *key, int64_t value)
@@ -42,8 +45,30 @@ static void put_visible(struct json *json, const struct cuda_task *task)
         json_string_n(json, "visible", text, length);
 }
 
+/* Where its device memory came to. `left`: so many ranges may still be said, whatever stands there. */
+static void put_ranges(struct json *json, const struct cuda_shared *shared, const struct cuda_task *task,
+                       int *left)
+{
+    int at = task->range_at;
+    int count = task->stored ? 0 : task->range_count;
+    if (count < 0 || count > *left || (count > 0 && (at < 0 || at > CUDA_RANGES_MAX - count))) {
+        json_null(json, "mappings");
+        return;
+    }
+    json_open(json, "mappings", '[');
+    for (int i = at; i < at + count; i++) {
+        char text[RANGE];
+        int length = snprintf(text, sizeof(text), "%" PRIx64 "-%" PRIx64, shared->ranges[i].start,
+                              shared->ranges[i].end);
+        json_string_n(json, NULL, text, (size_t)length);
+    }
+    json_close(json);
+    *left -= count;
+}
+
 void cuda_record(const struct cuda *cuda, struct json *json)
 {
+    int ranges_left = CUDA_RANGES_MAX;
     char text[CUDA_UUID_TEXT];
     const struct cuda_shared *shared = cuda->shared;
     if (shared == NULL) {
@@ -68,6 +93,7 @@ void cuda_record(const struct cuda *cuda, struct json *json)
         number(json, "memory_bytes", task->memory);
         json_bool(json, "stored", task->stored);
         put_visible(json, task);
+        put_ranges(json, shared, task, &ranges_left);
         json_close(json);
     }
     json_close(json);

@@ -13,6 +13,9 @@
 
 enum { CUDA_TASKS_MAX = 512, CUDA_GPUS_MAX = 64, CUDA_VISIBLE_MAX = 1024 };
 
+/* Of all processes together: what is said of where device memory came to the host. */
+enum { CUDA_RANGES_MAX = 1024 };
+
 /* Seconds for the driver or its management library to start: machines with many GPUs are slow. */
 enum { CUDA_START_LIMIT = 90 };
 
@@ -32,9 +35,11 @@ struct cuda_task {
     bool visible_is_cut; /* CUDA_VISIBLE_DEVICES is longer */
     bool shown;        /* its device memory is shown to a helper, which alone can end that */
     bool stored;       /* its device memory is in the folder, not in its own memory */
+    bool in_helper;    /* some of what is stored is in the memory of the helper alone */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     int64_t expected;  /* bytes of device memory that it has, at most; 0: not known */
+    int range_at, range_count; /* where device memory came to, in the list for all; -1: not known */
     char visible[CUDA_VISIBLE_MAX]; /* CUDA_VISIBLE_DEVICES as it was started with; "": not set */
 };
 
@@ -67,8 +72,8 @@ struct cuda_work {
     bool (*step)(void *data, enum cuda_op op, pid_t pid, double limit);
     /* Whether the task is the process that it was; NULL: always. */
     bool (*alive)(const struct cuda_task *task);
-    /* Bytes of host memory that a process has; NULL: not known. */
-    int64_t (*host_memory)(pid_t pid);
+    /* Told before a process's device memory is copied, and after it came to the host. NULL: not needed. */
+    void (*noting)(void *data, struct cuda_task *task, bool after);
     /* Adds tasks that came since. False: it cannot. NULL: none ever come. */
     bool (*more)(void *data, struct kc_result *result);
     /* Told before and after all memory is copied to the host. NULL: not needed. */
@@ -89,6 +94,8 @@ size_t cuda_tree_gpus(const struct cuda_driver *driver, struct cuda_gpu gpus[CUD
  * it is undone. */
 bool cuda_tree_freeze(struct cuda_work *work, double *lock_s, double *copy_s,
                       struct kc_result *result);
+/* Checkpoints one that is locked into its own memory: the driver's word. */
+int cuda_tree_to_host(const struct cuda_work *work, const struct cuda_task *task);
 /* Brings every task back to where it was found, whatever has become of it meanwhile: restores all, then
  * unlocks all. Goes on after a failure, and tells the first one. */
 bool cuda_tree_return(struct cuda_work *work, struct kc_result *result);

@@ -114,3 +114,15 @@ int64_t hostmem_available(const char *root, pid_t pid)
         }
     return least == unlimited ? -1 : least;
 }
+
+int64_t hostmem_unwritten(const char *root)
+{
+    char path[PATH_MAX];
+    char text[8192];
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    if (!read_file(path, text, sizeof(text)))
+        return 0;
+    int64_t waiting = field(text, "Dirty:");
+    int64_t written = field(text, "Writeback:");
+    return ((waiting > 0 ? waiting : 0) + (written > 0 ? written : 0)) * 1024;
+}

@@ -323,11 +323,26 @@ static void test_the_longest_record(void)
     json_begin(&json, "done");
     cuda_record(&cuda, &json);
     CHECK(json_finish(&json) && json.length > (size_t)CUDA_TASKS_MAX * CUDA_VISIBLE_MAX);
+    CHECK(strstr(json.text, "\"mappings\":null")); /* what stands there is out of bounds */
+    shared.tasks[0].range_at = shared.tasks[1].range_at = 0; /* all there may be, and once more */
+    shared.tasks[0].range_count = shared.tasks[1].range_count = CUDA_RANGES_MAX;
+    memset(shared.ranges, 0xff, sizeof(shared.ranges));
+    json_begin(&json, "done");
+    cuda_record(&cuda, &json);
+    CHECK(json_finish(&json) && json.length > (size_t)CUDA_RANGES_MAX * 36);
+    CHECK(strstr(json.text, "\"mappings\":[\"ffffffffffffffff-ffffffffffffffff\",\"ffff"));
+    shared.tasks[0].range_count = 1;
+    shared.ranges[0] = (struct cuda_range){0x7f0000000000, 0x7f0000002000};
     shared.count = 1;
     snprintf(shared.tasks[0].visible, CUDA_VISIBLE_MAX, "%s", "1,\t\"2\",\xc3\xa9");
     json_begin(&json, "done");
     cuda_record(&cuda, &json);
     CHECK(json_finish(&json) && strstr(json.text, "\"visible\":\"1, ?2?,??\""));
+    CHECK(strstr(json.text, "\"mappings\":[\"7f0000000000-7f0000002000\"]"));
+    shared.tasks[0].stored = true;
+    json_begin(&json, "done");
+    cuda_record(&cuda, &json);
+    CHECK(json_finish(&json) && strstr(json.text, "\"mappings\":[]"));
 }
 
 /* CUDA_VISIBLE_DEVICES of that many bytes. */

@@ -3,12 +3,16 @@
 #include "cuda_storage.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "cuda_copy.h"
 #include "fake_driver.h"
+#include "io.h"
 
 enum { GPUS = 2, SIZE = (33 << 20) + 5 };
 
@@ -27,6 +31,8 @@ static char operation; /* its address names it */
 static int retains_fail, completions, completions_fail, silent; /* so many looks are not answered */
 static bool in_host; /* it copies to the host, whatever it is asked for */
 static bool forgets; /* it says that it failed, once it has done so */
+static int steps; /* after so many it is given up; -1: never */
+static int64_t memory_left; /* bytes that this process may take from then on; -1: what it likes */
 
 static int retain(void **context, int ordinal)
 {
@@ -157,6 +163,26 @@ static int unlock(int pid, struct cuda_unlock_args *args)
     return CUDA_SUCCESS;
 }
 
+static void limit_memory(int64_t more)
+{
+    struct rlimit limit;
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%*s %*s %*s %*s %*s %lu", &pages) == 1 && fclose(file) == 0);
+    CHECK(getrlimit(RLIMIT_DATA, &limit) == 0);
+    limit.rlim_cur = more < 0 ? limit.rlim_max : pages * 4096 + (rlim_t)more;
+    CHECK(setrlimit(RLIMIT_DATA, &limit) == 0);
+}
+
+static bool step(void *data, enum cuda_op op, pid_t pid, double limit)
+{
+    (void)data;
+    CHECK(pid == FIRST && limit > 0.0 && op != CUDA_OP_START);
+    if (steps > 0 && --steps == 0)
+        limit_memory(memory_left);
+    return steps != 0;
+}
+
 static struct cuda_work reset(int gpus)
 {
     fake_load(&driver);
@@ -181,6 +207,8 @@ static struct cuda_work reset(int gpus)
     state = CUDA_RUNNING;
     swapped = in_host = forgets = false;
     retains_fail = completions = completions_fail = silent = 0;
+    steps = -1;
+    memory_left = -1;
     result = (struct kc_result){.reason = KC_OK};
     task = (struct cuda_task){.pid = FIRST, .found = CUDA_RUNNING, .memory = -1};
     for (int i = 0; i < GPUS; i++) {
@@ -193,6 +221,7 @@ static struct cuda_work reset(int gpus)
                               .count = &count,
                               .lock_timeout = 1.0,
                               .copy_timeout = 1.0,
+                              .step = step,
                               .folder = folder,
                               .store = true};
 }
@@ -273,6 +302,57 @@ static void test_contexts(void)
     CHECK(cuda_storage_contexts(&driver));
 }
 
+/* Whenever it is: nothing of the memory is lost, wherever there is room for it. */
+static void test_given_up(void)
+{
+    int came = 0;
+    int went_on = 0;
+    for (int room = 0; room < 2; room++)
+        for (int at = 1;; at++) {
+            struct cuda_work work = reset(GPUS);
+            steps = at;
+            memory_left = room == 0 ? 1 << 20 : -1; /* without, it goes on with the file */
+            bool done = freeze(&work);
+            limit_memory(-1);
+            /* Whoever asked for it looks whether it is still wanted. */
+            CHECK(done ? cuda_tree_return(&work, &result) : result.reason == KC_CANCELLED);
+            CHECK(is_whole());
+            if (steps > 0)
+                break;
+            came += !done;
+            went_on += done;
+        }
+    CHECK(came > 8 && went_on > 4);
+    struct cuda_work work = reset(GPUS); /* the same for the deadline */
+    work.deadline = io_now() + 0.001;
+    CHECK(!freeze(&work) && result.reason == KC_TIMEOUT && is_whole());
+}
+
+/* A file that takes only so much: what it has not got is in memory, all of it or the rest. */
+static void test_a_file_that_is_full(void)
+{
+    struct rlimit before;
+    CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int room = 0; room < 3; room++) {
+        struct rlimit now = {.rlim_cur = 40 << 20, .rlim_max = before.rlim_max};
+        struct cuda_work work = reset(GPUS);
+        CHECK(cuda_blocks_make() && setrlimit(RLIMIT_FSIZE, &now) == 0);
+        limit_memory(room == 0 ? -1 : room == 1 ? 2 * SIZE - (10 << 20) : 10 << 20);
+        CHECK(!freeze(&work));
+        limit_memory(-1);
+        CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+        if (room < 2) {
+            CHECK(result.reason == KC_NO_SPACE && is_whole());
+            continue;
+        }
+        CHECK(result.reason == KC_GPU_STUCK && strstr(result.message, "room neither in the folder"));
+        free(shown->parts);
+        free(shown);
+        shown = NULL;
+    }
+}
+
 /* Without pairs the driver puts what was first on what is first now. */
 static void test_gpus_that_changed_places(void)
 {
@@ -320,6 +400,8 @@ int main(void)
     test_there_and_back();
     test_the_driver_does_not_tell();
     test_the_driver_copies_to_the_host();
+    test_given_up();
+    test_a_file_that_is_full();
     test_files();
     test_gpus_that_changed_places();
     unlinkat(folder, "gpu-memory-100", 0);

@@ -35,6 +35,9 @@ int main(void)
     CHECK(hostmem_available(root, 7) == -1);
     put("/proc/meminfo", "MemTotal:  9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\n");
     CHECK(hostmem_available(root, 7) == 5000 * 1024);
+    CHECK(hostmem_unwritten(root) == 0);
+    put("/proc/meminfo", "MemAvailable:    5000 kB\nDirty:    70 kB\nWriteback:    8 kB\n");
+    CHECK(hostmem_unwritten(root) == 78 * 1024);
 
     put("/proc/7/cgroup", "0::/jobs/one\n");
     CHECK(hostmem_available(root, 7) == 5000 * 1024); /* its group is not to be seen */
