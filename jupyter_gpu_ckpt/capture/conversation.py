@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds that ``kernel-capture`` gets to undo a dump before it is ended; its guard thaws the tree.
 UNDO_GRACE: Final = 30.0
+#: Seconds more that it allows itself (``undo_beside`` in ``cuda.c``) where a GPU is concerned,
+#: beside as long as it took to go forward: what was copied is copied back.
+GPU_UNDO: Final = 100.0
 
 #: Seconds for which work on a GPU is waited for before it is worth a word.
 _WORTH_A_WORD: Final = 1.0
@@ -33,7 +36,8 @@ async def uncancelled(work: Coroutine[Any, Any, None]) -> None:
 class Conversation:
     """With one process; the parameters are those of :meth:`.native.KernelCapture.dump`.
 
-    ``explained`` makes of an ``error`` event what is raised.
+    ``explained`` makes of an ``error`` event what is raised. ``forward``: seconds that what may
+    have to be undone on a GPU can take.
     """
 
     def __init__(
@@ -43,26 +47,34 @@ class Conversation:
         on_window: Callable[[], None] | None,
         progress: Callable[[float], None] | None,
         on_gpu: Callable[[bool], None] | None = None,
+        forward: float = 0.0,
     ) -> None:
         self.process = process
         self.explained = explained
         self.on_window = on_window
         self.progress = progress
         self.on_gpu = on_gpu
+        self._gpu_undo = GPU_UNDO + forward
+        self._has_gpu = False
         self.window_error: BaseException | None = None
         self.window_work: asyncio.Future[None] | None = None
         self.messages = bytearray()
 
-    async def run(self, cancel: asyncio.Event | None, deadline: float) -> dict[str, Any]:
+    async def run(self, cancel: asyncio.Event | None, limit: float) -> dict[str, Any]:
+        """Return the ``done`` event; after ``limit`` seconds all is undone, and an error told."""
         work = asyncio.ensure_future(self._work())
         canceller = asyncio.ensure_future(self._cancel_on(cancel)) if cancel else None
         errors = asyncio.ensure_future(self._read_messages())
         try:
-            last = await asyncio.wait_for(work, deadline)
+            await asyncio.wait([work], timeout=limit + UNDO_GRACE)
+            if self._has_gpu:
+                await asyncio.wait([work], timeout=self._gpu_undo)
+            if not work.done():
+                raise self.explained({"reason": "timeout", "message": self._log()})
+            last = work.result()
             await asyncio.wait([errors], timeout=1)
-        except asyncio.TimeoutError as error:
-            raise self.explained({"reason": "timeout", "message": self._log()}) from error
         finally:
+            work.cancel()
             errors.cancel()
             if canceller is not None:
                 canceller.cancel()
@@ -114,6 +126,7 @@ class Conversation:
             self.progress(min(1.0, done / total))
 
     def _gpu(self, event: dict[str, Any]) -> None:
+        self._has_gpu = True
         if self.on_gpu is not None:
             # A lock waits until the work that was launched has ended.
             waited = event.get("waited_s") if event.get("step") == "lock" else None
@@ -156,10 +169,11 @@ class Conversation:
         await self._send(b"cancel\n")
         assert self.process.stdin is not None
         self.process.stdin.close()
+        grace = UNDO_GRACE + (self._gpu_undo if self._has_gpu else 0.0)
         try:
-            await asyncio.wait_for(self.process.wait(), UNDO_GRACE)
+            await asyncio.wait_for(self.process.wait(), grace)
         except asyncio.TimeoutError:
-            log.error("kernel-capture did not undo what it did in %g s; ending it", UNDO_GRACE)
+            log.error("kernel-capture did not undo what it did in %g s; ending it", grace)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.wait()

@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import CkptError
 from ..gpus.inventory import CudaProcess, GpuUse
-from .conversation import UNDO_GRACE, Conversation, uncancelled
+from .conversation import Conversation, uncancelled
 from .explain import explain
 from .files import discard_links
 from .gpu_words import Move, move_error
@@ -181,10 +181,12 @@ class KernelCapture:
         command += ["--gpu-to-store"] if gpu_to_store else []
         command += ["--parked"] if parked is not None else []
         process, explained = await self._start(command), partial(explain, doing="save")
-        conversation = Conversation(process, explained, on_window, progress, on_gpu)
+        conversation = Conversation(
+            process, explained, on_window, progress, on_gpu, timeout + gpu_timeout
+        )
         done = False
         try:
-            event = await conversation.run(cancel, timeout + window_timeout + UNDO_GRACE)
+            event = await conversation.run(cancel, timeout + window_timeout)
             result = _understood(lambda: dump_result(event, parked or ()))
             done = True
         finally:
@@ -239,11 +241,10 @@ class KernelCapture:
         command += ["--timeout", f"{timeout:.3f}", "--gpu-timeout", f"{gpu_timeout:.3f}"]
         for uuid, size in (needs or {}).items():
             command += ["--gpu-need", f"{uuid}={size}"]
-        conversation = Conversation(
-            await self._start(command), lambda event: move_error(what, event), None, None, on_gpu
-        )
+        process, explained = await self._start(command), partial(move_error, what)
+        conversation = Conversation(process, explained, None, None, on_gpu, timeout + gpu_timeout)
         try:
-            event = await conversation.run(cancel, timeout + UNDO_GRACE)
+            event = await conversation.run(cancel, timeout)
         finally:
             await uncancelled(conversation.finish())
         return _understood(lambda: msgspec.convert(event.get("gpu"), GpuUse | None))
