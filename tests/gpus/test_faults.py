@@ -17,6 +17,8 @@ from tests.harness.gpus import here
 from tests.simgpu.simgpu import SimulatedMachine, gpu
 
 UUIDS = [gpu(number)["uuid"] for number in range(2)]
+#: A code that no test looks for.
+LAST = 998
 
 
 @pytest.fixture
@@ -69,8 +71,14 @@ def heard(machine: SimulatedMachine, faults: GpuFaults, code: int, number: int, 
     return str(wait_for(f"Xid {code}", told, 30))
 
 
+def all_heard(machine: SimulatedMachine, log: pytest.LogCaptureFixture, number: int) -> None:
+    """Wait until nothing that a GPU has reported is still on its way."""
+    machine.xid(LAST, gpu=number)
+    wait_for("the last of it", lambda: f": Xid {LAST}" in log.text, 30)
+
+
 def test_an_error_is_the_reason_for_those_that_use_the_gpu(
-    machine: SimulatedMachine, faults: GpuFaults
+    machine: SimulatedMachine, faults: GpuFaults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.saved("one", use(), time.monotonic())
     faults.saved("other", use(0, 1 << 20), time.monotonic())
@@ -81,6 +89,7 @@ def test_an_error_is_the_reason_for_those_that_use_the_gpu(
     assert faults.reason("other") is None and faults.reason("unknown") is None
     assert "(Xid 999)" in heard(machine, faults, 999, 1, "other")
     assert len(listeners()) == 1
+    all_heard(machine, caplog, 1)
     # Restored since, onto the other GPU: what happened before is no reason any more.
     assert faults.restored("one", use(), {UUIDS[0]: UUIDS[1]}) == []
     assert faults.reason("one") is None

@@ -107,6 +107,38 @@ def test_two_gpus_and_two_processes_come_back_here(
     assert now() == sums
 
 
+def test_a_state_says_what_of_it_is_a_gpus_memory(
+    server: JupyterServer, node: GpuNode, kernel: KernelClient
+) -> None:
+    """Though it went through the host's memory; also of a parked kernel, and of a copy."""
+    client, size = server.client, 24 * MIB
+
+    def saved(one: KernelClient, what: str = "size") -> tuple[str, dict[str, int]]:
+        state_id = client.save(one)["result"]["state_id"]
+        contents = client.get(f"{API}states/{state_id}/contents")
+        kinds = {kind["kind"]: kind[what] for kind in contents["kinds"]}
+        assert sum(kinds.values()) == contents[what]
+        return state_id, kinds
+
+    def is_told_apart(kinds: dict[str, int]) -> bool:
+        return size <= kinds["gpu"] < size + MIB and kinds["anon"] < size
+
+    hold(kernel, 24)
+    assert is_told_apart(saved(kernel)[1])
+    kernel.run(f"gpu_data.use(); gpu_data.write(data + {4 * MIB}, os.urandom(MIB))")
+    state_id, new = saved(kernel, "new")
+    assert MIB <= new["gpu"] < 3 * MIB
+    client.done(dict(client.post(f"{API}kernels/{kernel.id}/park")))
+    assert is_told_apart(saved(kernel)[1])
+    client.done(dict(client.post(f"{API}kernels/{kernel.id}/unpark")))
+    copy = client.connect(client.restore(state_id, mode="new")["result"]["kernel_id"])
+    state_id, kinds = saved(copy)
+    assert is_told_apart(kinds)
+    told = command(server, node, "inspect", state_id).splitlines()
+    rows = [line for line in told if line.startswith("GPU memory ")]
+    assert "25." in rows[-1], rows
+
+
 def test_a_hibernated_kernel_frees_its_gpu_and_a_copy_has_memory_of_its_own(
     server: JupyterServer, node: GpuNode, kernel: KernelClient
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jupyter_gpu_ckpt.store import Layout, StateStore, rebuilding
+from jupyter_gpu_ckpt.store.codec import RAW, ZSTD, Scratch, encode
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
 
 from .conftest import KERNEL, Save, extract, make_meta, noise, pack_files, snapshot
@@ -284,6 +285,9 @@ def test_what_does_not_compress_is_stored_as_it_is(tmp_path: Path) -> None:
         assert text[40960:41960] not in packs
         assert len(packs) < MIB + len(text) // 2
     assert len(stored[1]) < len(stored[0])
+    # Not even in a frame, which could hold it as it is but would have to be opened.
+    for plain, expected in ((noise(MIB), RAW), (text[:MIB], ZSTD)):
+        assert encode(memoryview(plain), Scratch(level=1))[0] == expected
 
 
 GIB = 1 << 30
