@@ -97,7 +97,11 @@ class NotebookChoices:
             await asyncio.wait([task], timeout=seconds)
         finally:
             late = task.cancel()
-        if not late and (error := task.exception()) is not None:
+        if late:
+            return
+        # Contents may have cancelled what they themselves waited for.
+        error = "the reading was cancelled" if task.cancelled() else task.exception()
+        if error is not None:
             self._keeper.log.warning("What notebooks say of saves is not known: %s", error)
 
     async def _read(self, work: Work, paths: Mapping[str, str] | None = None) -> None:
@@ -109,9 +113,10 @@ class NotebookChoices:
         try:
             path = (await sessions.paths() if paths is None else paths).get(kernel_id)
             found = await sessions.metadata(path, unless=work.notebook[1])
-        except Exception as error:
-            # A contents manager may raise anything; the choice stays as it was.
-            self._keeper.log.debug("The notebook of %s cannot be read: %s", kernel_id, error)
+        except (Exception, asyncio.CancelledError) as error:
+            # A contents manager may raise anything; the choice stays as it was. What it cancelled
+            # itself must not end the reading of others, and who cancels this waits for no more.
+            self._keeper.log.debug("The notebook of %s cannot be read: %r", kernel_id, error)
             return
         if found is not None:
             metadata, changed = found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from .errors import CkptError
 from .operations import in_thread
+from .store import KernelRecord
 from .store.retention import Removal
 from .store.upkeep import Look
 
@@ -19,6 +20,9 @@ T = TypeVar("T")
 _NOT_LOOKED_AT: Final = "What was saved cannot be looked at"
 _NO_SPACE_BACK: Final = "No disk space was given back"
 _NOT_REMOVED: Final = "Old states were not removed"
+#: Why a state that was to go is left alone: another server applies the same rules, somebody
+#: restores it, or it cannot be read any more.
+_LEFT: Final = frozenset({"unknown_state", "busy", "state_damaged", "not_restorable"})
 #: How many things that cannot be read are named in the log.
 _TOLD: Final = 5
 
@@ -49,7 +53,7 @@ class Tidying:
             records = look.kernels
             await self._attempt(_NOT_LOOKED_AT, lambda: keeper.leases.forget_stateless(records))
             self._tell_of_unreadable(look)
-        await self.apply(look)
+        await self.apply()
         # It may take minutes on a slow store: a server that stops does not wait for its end.
         await self._attempt(_NO_SPACE_BACK, lambda: keeper.store.gc(stop=self._stop))
 
@@ -74,28 +78,23 @@ class Tidying:
                 " ".join(said[:_TOLD]) + (" ..." if len(said) > _TOLD else ""),
             )
 
-    async def apply(self, look: Look | None = None) -> None:
+    async def apply(self) -> None:
         """Remove states that no rule keeps; called after each save and when the server starts.
 
         Never raises for a store that does not answer: the next save comes back to it.
-
-        Parameters
-        ----------
-        look
-            What is in the store, where that was just looked at.
         """
         keeper = self._keeper
         in_use = self.in_use()
 
         def plan() -> list[Removal]:
-            found = look or keeper.store.look()
-            needed = self._needed(in_use, found)._asdict()
-            return keeper.store.retain(keeper.retention(), **needed, look=found, dry_run=True)
+            look = keeper.store.look()
+            needed = self._needed(in_use, look)._asdict()
+            return keeper.store.retain(keeper.retention(), **needed, look=look, dry_run=True)
 
         try:
             removals = await in_thread(plan)
             for removal in removals:
-                await self._remove(removal.state_id, removal.why)
+                await self._remove(removal)
             if removals:
                 await in_thread(lambda: keeper.store.gc(stop=self._stop))
         except CkptError as error:
@@ -103,15 +102,42 @@ class Tidying:
         else:
             keeper.troubles.over(_NOT_REMOVED)
 
-    async def _remove(self, state_id: str, why: str) -> None:
+    async def _remove(self, removal: Removal) -> None:
+        """Remove a state, unless somebody came to need it since that was planned."""
+        state_id = removal.state_id
         try:
+            if await in_thread(self._is_kept, removal) or state_id in self.in_use():
+                return
             await self._keeper.delete_state(state_id)
         except CkptError as error:
-            # Another server applies the same rules, or somebody restores it just now.
-            if error.reason not in ("unknown_state", "busy"):
+            if error.reason not in _LEFT:
                 raise
         else:
-            self._keeper.log.info("State %s was removed (%s)", state_id, why)
+            self._keeper.log.info("State %s was removed (%s)", state_id, removal.why)
+
+    def _is_kept(self, removal: Removal) -> bool:
+        """Whether a state that was to go is kept, as it looks now; for a worker thread.
+
+        Where many states go, or the store is slow, the plan is minutes old.
+        """
+        store = self._keeper.store
+        record = store.state(removal.state_id)
+        if record.pinned or (removal.why == "rules" and record.meta.label):
+            return True
+        kernel_id = record.meta.kernel_id
+        living, elsewhere = self._living(filter(None, [self._known(kernel_id)]))
+        if kernel_id in elsewhere:
+            return True
+        best = store.best(kernel_id) if kernel_id in living else None
+        return best is not None and best[0].id == record.id
+
+    def _known(self, kernel_id: str) -> KernelRecord | None:
+        try:
+            return self._keeper.store.kernel(kernel_id)
+        except CkptError as error:
+            if error.reason != "state_damaged":  # as a look passes over it
+                raise
+            return None
 
     async def forget_kernel(self, kernel_id: str) -> None:
         """Remove what is left of a kernel that does not run, unless it has states."""
@@ -161,10 +187,15 @@ class Tidying:
         return {state for state in running | {k.policy.latest for k in keeper.tracker} if state}
 
     def _needed(self, in_use: set[str], look: Look) -> _Needed:
-        keeper = self._keeper
-        here = {kernel.kernel_id for kernel in list(keeper.tracker)}
-        lost = {one.kernel_id for one in look.kernels if keeper.leases.is_lost(one)}
-        held = {one.kernel_id for one in look.kernels if one.lease is not None}
-        elsewhere = held - (here | lost)
+        living, elsewhere = self._living(look.kernels)
         # Its server knows which of them it would come back from.
-        return _Needed(here | lost | elsewhere, in_use | look.states_of(elsewhere))
+        return _Needed(living, in_use | look.states_of(elsewhere))
+
+    def _living(self, records: Iterable[KernelRecord]) -> tuple[set[str], set[str]]:
+        """Kernels that run, or are lost; and those of them that another server runs."""
+        keeper, records = self._keeper, list(records)
+        here = {kernel.kernel_id for kernel in list(keeper.tracker)}
+        lost = {one.kernel_id for one in records if keeper.leases.is_lost(one)}
+        held = {one.kernel_id for one in records if one.lease is not None}
+        elsewhere = held - (here | lost)
+        return here | lost | elsewhere, elsewhere

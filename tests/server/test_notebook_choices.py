@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
 
 from jupyter_gpu_ckpt import notebook_choices
 from jupyter_gpu_ckpt.autosave import AutoSave
@@ -23,6 +24,23 @@ from jupyter_gpu_ckpt.work import Work
 from tests.harness.contents import SLOW, Hanging
 
 SESSION = {"path": "book.ipynb", "kernel": {"id": "K"}}
+
+
+async def cancelled() -> None:
+    """Wait for something that somebody else cancels."""
+    task = asyncio.create_task(asyncio.sleep(1000))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await task
+
+
+class Cancelling(AsyncLargeFileManager):  # type: ignore[misc]
+    """Contents of which one file's reading is given up."""
+
+    async def get(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """Give a file, or what is known of it."""
+        if path.startswith("gone"):
+            await cancelled()
+        return await super().get(path, *args, **kwargs)
 
 
 class Quiet:
@@ -87,3 +105,53 @@ async def test_a_look_that_is_never_answered_is_given_up_and_there_is_one_at_a_t
     choices.stop()
     choices.see_soon(work)
     assert all(task.done() for task in tasks)
+
+
+async def test_what_contents_cancel_themselves_keeps_nobody_from_reading_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not look as if the end of the server were cancelled: kernels are saved then."""
+    metadata = {"gpu_ckpt": {"autosave": {"idle": 77.0}}}
+    for name in ("book", "gone"):
+        book = {"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps(book))
+    ids = {"gone.ipynb": "G", "book.ipynb": "K"}
+    are_listed = True
+
+    async def list_sessions() -> list[dict[str, Any]]:
+        if not are_listed:
+            await cancelled()
+        return [{"path": path, "kernel": {"id": kernel_id}} for path, kernel_id in ids.items()]
+
+    async def is_pristine(kernel_id: str) -> bool:
+        return False
+
+    log = logging.getLogger("contents")
+    contents = Cancelling(root_dir=str(tmp_path))
+    managers = SimpleNamespace(contents_manager=contents, list_sessions=list_sessions)
+    sessions = Sessions(None, managers, is_pristine, log)
+    tasks: list[asyncio.Task[None]] = []
+
+    def in_background(work: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.create_task(work))
+
+    keeper = SimpleNamespace(sessions=sessions, log=log, in_background=in_background)
+    changed: list[Work] = []
+    choices = NotebookChoices(cast(Keeper, keeper), changed.append)
+    works = [
+        Work(
+            cast(TrackedKernel, SimpleNamespace(kernel_id=kernel_id)),
+            AutoSave().defaults(),
+            Quiet(),
+        )
+        for kernel_id in ids.values()
+    ]
+    await choices.see(works)
+    assert changed == works[1:] and works[1].notebook[0].idle == 77
+    works[0].cell_started(time.time())
+    choices.see_soon(works[0])
+    await until("it was looked", lambda: all(task.done() for task in tasks))
+    assert not tasks[0].cancelled() and tasks[0].exception() is None
+    are_listed = False
+    await choices.see(works)
+    assert "the reading was cancelled" in caplog.text

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import getpass
+import uuid
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from traitlets.config import Config, LoggingConfigurable
 
 from jupyter_gpu_ckpt.errors import CkptError
-from jupyter_gpu_ckpt.store import StateStore
+from jupyter_gpu_ckpt.keeper import Keeper
+from jupyter_gpu_ckpt.store import KernelRecord, Lease, StateStore
 from jupyter_gpu_ckpt.store.keys import KeyFile, KeyRing, new_key_file
+from jupyter_gpu_ckpt.store.upkeep import Look
 from tests.harness.client import wait_for
 from tests.harness.server import Home, JupyterServer
 from tests.server.shell import Shell
+from tests.store.conftest import make_meta
 
 
 def test_states_are_encrypted_and_only_those_stay_that_a_rule_keeps(
@@ -113,3 +123,84 @@ def test_a_save_that_the_quota_has_no_room_for_leaves_the_kernel_alone(home: Hom
         assert "quota" in operation["error"]["hint"]
         assert kernel.run("print(x)") == "1"
         assert client.states() == []
+
+
+#: A lease of another node's server.
+ELSEWHERE = Lease(
+    node_id="elsewhere",
+    hostname="elsewhere",
+    boot_id="another",
+    server_pid=1,
+    server_start=1.0,
+    renewed=0.0,
+    ttl=3600.0,
+)
+LOST = msgspec.structs.replace(ELSEWHERE, ttl=0.0)
+
+
+def keeper_of(folder: Path, **settings: Any) -> Keeper:
+    """The keeper of a server without kernels."""
+    kernels = AsyncMappingKernelManager()
+    contents = AsyncLargeFileManager(root_dir=str(folder))
+    return Keeper(
+        parent=LoggingConfigurable(config=Config({"GpuCkpt": settings})),
+        kernel_manager=kernels,
+        session_manager=SessionManager(kernel_manager=kernels, contents_manager=contents),
+    )
+
+
+def put(store: StateStore, kernel_id: str, lease: Lease) -> None:
+    store.put_kernel(
+        KernelRecord(
+            kernel_id=kernel_id, kernel_name="python3", display_name="Python 3", lease=lease
+        )
+    )
+
+
+@pytest.mark.parametrize("look", [1, 2], ids=["while it looks", "while states go"])
+@pytest.mark.parametrize(
+    "rules", [{"max_age": 1e-6}, {"keep_last": 1, "keep_hourly": 0, "keep_daily": 0}]
+)
+async def test_what_is_needed_since_a_server_looked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any], look: int
+) -> None:
+    """A look, and the removals after it, take minutes where there are many states."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "local-provisioner")
+    image = tmp_path / "image"
+    image.mkdir()
+    (image / "pages-1.img").write_bytes(b"data")
+    keeper = keeper_of(tmp_path, **rules)
+    store = keeper.store
+
+    def saved() -> tuple[str, list[str]]:
+        """A kernel, and its states, oldest first."""
+        kernel_id = str(uuid.uuid4())
+        for _ in range(3):
+            with store.begin(kernel_id) as writer:
+                writer.add_tree(image)
+                meta = make_meta(kernel_id)
+                meta.label = None
+                writer.commit(meta)
+        return kernel_id, [state.id for state in reversed(store.states(kernel_id))]
+
+    (_, ended), (moved, of_moved), (found, of_found) = (saved() for _ in range(3))
+    put(store, moved, LOST)
+    original, looks = store.look, 0
+
+    def looked() -> Look:
+        nonlocal looks
+        seen = original()
+        looks += 1
+        if looks == look:
+            store.mark(ended[0], pinned=True)
+            store.mark(ended[1], label="a label is no pin")
+            # Another server brings one back, maybe from an older state, and loses another.
+            put(store, moved, ELSEWHERE)
+            put(store, found, LOST)
+        return seen
+
+    monkeypatch.setattr(store, "look", looked)
+    await keeper.tidying.begin()
+    left = {ended[0], *of_moved, of_found[-1]} | ({*ended} if "keep_last" in rules else set())
+    assert {state.id for state in store.states()} == left
