@@ -24,6 +24,13 @@ from .models import ErrorBody, Operation, OperationKind, OperationResult, Phase
 #: Schema of the event that tells of a changed operation.
 OPERATION_SCHEMA: Final = "https://schema.jupyter.org/jupyter_gpu_ckpt/operation/v1"
 
+#: How many that have ended are remembered.
+_KEPT: Final = 100
+#: What may have become of an operation that is not known.
+FORGOTTEN: Final = (
+    f"Operations are forgotten when the server ends, and after {_KEPT} later ones have ended."
+)
+
 #: Called with a schema id and the event's data; see :class:`Operations`.
 Emit = Callable[[str, dict[str, Any]], None]
 
@@ -170,7 +177,7 @@ class Operations:
         log: logging.Logger | Any,
         *,
         on_ended: Callable[[Run], None] | None = None,
-        keep: int = 100,
+        keep: int = _KEPT,
     ) -> None:
         self._emit = emit
         self._log = log
@@ -195,7 +202,7 @@ class Operations:
             raise CkptError(
                 "unknown_operation",
                 "There is no such operation.",
-                hint="Operations are forgotten when the server ends.",
+                hint=FORGOTTEN,
             ) from None
 
     def running(self, kernel_id: str) -> Run | None:

@@ -15,6 +15,7 @@ from tornado.httputil import responses
 from ..errors import STATUS, CkptError
 from ..keeper import Keeper
 from ..models import Operation
+from ..operations import FORGOTTEN
 
 API: Final = "/gpu-ckpt/api"
 AUTH_RESOURCE: Final = "gpu-ckpt"
@@ -29,7 +30,7 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _KINDS: Final = {
     "kernel": ("unknown_kernel", "kernel", "It may have ended: list the kernels anew."),
     "state": ("unknown_state", "saved state", "It may have been deleted: list the states anew."),
-    "op": ("unknown_operation", "operation", "Operations are forgotten when the server ends."),
+    "op": ("unknown_operation", "operation", FORGOTTEN),
 }
 
 _SEE: Final = "See the REST API's openapi.yaml."

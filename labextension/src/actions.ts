@@ -55,7 +55,18 @@ export class Actions {
         api => api.wake(kernelId)
       );
     } else if (kernel?.gpu_lost) {
-      await this.restore({ kernelId, path: kernel.path });
+      await (kernel.last_state
+        ? this.restore({ kernelId, path: kernel.path })
+        : showDetails(
+            trans.__('GPU Lost'),
+            {
+              message: kernel.gpu_lost,
+              reason: 'gpu_lost',
+              hint: null,
+              details: null
+            },
+            trans
+          ));
     } else if (kernel?.parked) {
       await this.unpark(kernelId);
     } else if (kernel) {

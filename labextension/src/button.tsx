@@ -123,9 +123,14 @@ export class SaveButtonWidget extends ReactWidget {
 
   private _onStatusChanged(_: ISessionContext, status: Kernel.Status): void {
     const id = this._kernelId;
-    // A restart ends being parked, and no event tells of it.
-    if (id && status === 'idle' && this._model.entry(id).kernel?.parked) {
-      void this._model.refresh(id);
+    const kernel = id && this._model.entry(id).kernel;
+    if (!kernel || status !== 'idle') {
+      return;
+    }
+    // A restart ends this, and no event tells of it.
+    const { execution_state, gpu_lost, parked } = kernel;
+    if (parked || gpu_lost || execution_state === 'hibernated') {
+      void this._model.refresh(kernel.id);
     }
   }
 

@@ -114,7 +114,9 @@ export function faceOf(
       state: 'gpu-lost',
       icon: unavailableIcon,
       label: trans.__('GPU lost'),
-      title: trans.__('%1 (click to restore a saved state)', kernel.gpu_lost),
+      title: kernel.last_state
+        ? trans.__('%1 (click to restore a saved state)', kernel.gpu_lost)
+        : trans.__('%1 (click for details)', kernel.gpu_lost),
       announcement: kernel.gpu_lost
     };
   }

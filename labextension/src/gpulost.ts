@@ -1,78 +1,99 @@
+import type { Kernel } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { ITarget } from './actions';
+import { onEnded } from './ended';
 import { formatName } from './format';
 import type { KernelStates } from './model';
 import type { KernelPages } from './pages';
 import { dismiss, show } from './toasts';
 
+/** That a GPU of a kernel is lost. */
+interface ILoss {
+  path: string | null;
+  /** What is lost, in the server's words. */
+  words: string;
+  /** Whether the kernel has a saved state. */
+  isSaved: boolean;
+}
+
 /**
  * Tells that a kernel's GPU is lost while the kernel lives on, and offers to
- * restore its last state: until it is another process.
+ * restore a state of it, if it has one: until it is another process, or none.
  */
 export class LostGpus {
   constructor(private readonly _options: LostGpus.IOptions) {
-    const { everywhere, model, pages } = _options;
-    model.changed.connect((_, kernelId) => {
-      const { kernel } = model.entry(kernelId);
-      if (kernel) {
-        this._tell(kernelId, kernel.path, kernel.gpu_lost);
-      }
-    });
-    // Of a kernel that no page shows there is nothing in the model.
-    model.kernelEvent.connect((_, { action, kernel_id, path, message }) => {
+    const { everywhere, kernels, model, pages } = _options;
+    model.changed.connect((_, kernelId) => this._onChanged(kernelId));
+    // Of a kernel that no page shows there may be nothing in the model.
+    model.kernelEvent.connect((_, event) => {
+      const { action, kernel_id, path, message, state_id } = event;
       if (action === 'gpu_lost') {
-        if (everywhere || pages.ofKernel(kernel_id).length > 0) {
-          this._tell(kernel_id, path, message);
+        if (message && (everywhere || pages.ofKernel(kernel_id).length > 0)) {
+          // Each loss is told of once: what stands there was of another process.
+          const isSaved = state_id !== null;
+          this._tell(kernel_id, { path, words: message, isSaved });
         }
       } else if (action === 'restored') {
-        this._tell(kernel_id, path, null);
+        this._takeBack(kernel_id);
       }
+    });
+    const told = () => this._told.keys();
+    onEnded(kernels, told, kernelId => this._takeBack(kernelId));
+    kernels.runningChanged.connect(() => {
+      // It may have been restarted, of which no event tells.
+      [...told()].forEach(kernelId => void model.refresh(kernelId));
     });
   }
 
-  /** @param words - what is lost; `null`: nothing, or nothing any more */
-  private _tell(
-    kernelId: string,
-    path: string | null,
-    words: string | null
-  ): void {
+  private _onChanged(kernelId: string): void {
+    const { kernel, error } = this._options.model.entry(kernelId);
+    if (kernel?.gpu_lost) {
+      const { gpu_lost: words, last_state, path } = kernel;
+      if (this._told.get(kernelId)?.words !== words) {
+        this._tell(kernelId, { path, words, isSaved: last_state !== null });
+      }
+    } else if (kernel || error?.reason === 'unknown_kernel') {
+      // Not so where the server could not be asked.
+      this._takeBack(kernelId);
+    }
+  }
+
+  /** Tell of a loss, in the place of what was told of the kernel before. */
+  private _tell(kernelId: string, { path, words, isSaved }: ILoss): void {
     const { restore, trans } = this._options;
-    const before = this._told.get(kernelId);
-    if (!words) {
-      if (before) {
-        this._told.delete(kernelId);
-        dismiss(before);
-      }
-      return;
-    }
-    if (before) {
-      return;
-    }
     const message = path ? `${formatName(path, trans)}: ${words}` : words;
-    const id = show(undefined, message, 'warning', {
+    const offer = {
+      label: trans.__('Restore Kernel State…'),
+      caption: trans.__(
+        'Choose one of its saved states; it comes back on another GPU where there is one'
+      ),
+      callback: () => restore({ kernelId, path })
+    };
+    const id = show(this._told.get(kernelId)?.id, message, 'warning', {
       autoClose: false,
-      actions: [
-        {
-          label: trans.__('Restore Kernel State…'),
-          caption: trans.__(
-            'Choose one of its saved states; it comes back on another GPU where there is one'
-          ),
-          callback: () => restore({ kernelId, path })
-        }
-      ]
+      actions: isSaved ? [offer] : []
     });
-    this._told.set(kernelId, id);
+    this._told.set(kernelId, { id, words });
   }
 
-  /** The notifications, by the kernel. */
-  private _told = new Map<string, string>();
+  private _takeBack(kernelId: string): void {
+    const told = this._told.get(kernelId);
+    if (told) {
+      this._told.delete(kernelId);
+      dismiss(told.id);
+    }
+  }
+
+  /** The notifications and what they say, by the kernel. */
+  private _told = new Map<string, { id: string; words: string }>();
 }
 
 export namespace LostGpus {
   export interface IOptions {
     /** Whether this page tells of every kernel, not only of those it shows. */
     everywhere: boolean;
+    kernels: Kernel.IManager;
     model: KernelStates;
     pages: KernelPages;
     restore: (target: ITarget) => void;

@@ -15,6 +15,7 @@ import { Actions } from './actions';
 import { KernelStateAPI } from './api';
 import { SaveButtonWidget } from './button';
 import { addCommands } from './commands';
+import { onEnded } from './ended';
 import { Endings } from './endings';
 import { Gaps } from './gaps';
 import { LostGpus } from './gpulost';
@@ -57,12 +58,21 @@ const plugin: JupyterFrontEndPlugin<void> = {
     toolbarRegistry: IToolbarWidgetRegistry | null
   ) => {
     const { commands, serviceManager } = app;
-    const { serverSettings } = serviceManager;
+    const { kernels, serverSettings } = serviceManager;
     const trans = translator.load('jupyter_gpu_ckpt');
     const api = new KernelStateAPI(serverSettings);
     const model = new KernelStates({ api, events: serviceManager.events });
     const notices = new Notices(api, trans);
     const pages = new KernelPages(tracker, consoles);
+    onEnded(
+      kernels,
+      () => model.kernelIds,
+      kernelId => {
+        if (pages.ofKernel(kernelId).length === 0) {
+          model.forget(kernelId);
+        }
+      }
+    );
     const actions = new Actions({
       api,
       commands,
@@ -90,6 +100,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
     new RestoredKernels({
       everywhere: isLab,
+      kernels,
       model,
       notices,
       pages,
@@ -97,9 +108,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
       trans
     });
     new Gaps({ model, notices: notices.restores, pages, trans });
-    new UnaskedParks({ model, notices, trans });
+    new UnaskedParks({ kernels, model, notices, trans });
     new LostGpus({
       everywhere: isLab,
+      kernels,
       model,
       pages,
       restore: target => void actions.restore(target),

@@ -41,7 +41,11 @@ export class KernelStates implements IDisposable {
     return this._changed;
   }
 
-  /** Emitted when a kernel was restored, lost, or failed to be restored. */
+  /**
+   * Emitted when something happened to a kernel or to a state of it: it was
+   * restored, lost, taken over by another server or could not be restored, its
+   * GPU is lost, an automatic save failed, or a state was uploaded or deleted.
+   */
   get kernelEvent(): ISignal<this, IKernelEvent> {
     return this._kernelEvent;
   }
@@ -81,12 +85,13 @@ export class KernelStates implements IDisposable {
 
   /** Whether a kernel was seen that this node's driver can park. */
   get hasGpu(): boolean {
-    return [...this._entries.values()].some(entry => entry.kernel?.can_park);
+    const entries = [...this._entries.values()];
+    return this._hadGpu || entries.some(entry => entry.kernel?.can_park);
   }
 
   /** Read a kernel anew. Never rejects: the entry then says why. */
   async refresh(kernelId: string): Promise<void> {
-    const ticket = (this._tickets.get(kernelId) ?? 0) + 1;
+    const ticket = ++this._lastTicket;
     this._tickets.set(kernelId, ticket);
     let entry: IKernelEntry;
     try {
@@ -96,7 +101,8 @@ export class KernelStates implements IDisposable {
       const body = (error as RequestError).body;
       entry = { ...UNKNOWN, error: body };
     }
-    // A later read must not be overtaken by the answer to an earlier one.
+    // A later read must not be overtaken by the answer to an earlier one, and
+    // what was forgotten meanwhile stays so.
     if (this._isDisposed || this._tickets.get(kernelId) !== ticket) {
       return;
     }
@@ -110,12 +116,21 @@ export class KernelStates implements IDisposable {
 
   /** Read all kernels anew, after the connection to the server was lost. */
   async refreshAll(): Promise<void> {
+    // It may be a new one, on another node.
+    this._hadGpu = false;
     await Promise.all([...this._entries.keys()].map(id => this.refresh(id)));
   }
 
-  /** Forget a kernel that no open page shows. */
+  /** The kernels that something is known of. */
+  get kernelIds(): Iterable<string> {
+    return this._entries.keys();
+  }
+
+  /** Forget a kernel that runs no more and that no open page shows. */
   forget(kernelId: string): void {
+    this._hadGpu ||= !!this._entries.get(kernelId)?.kernel?.can_park;
     this._entries.delete(kernelId);
+    this._tickets.delete(kernelId);
   }
 
   /** Follow an operation; one follower however often it is asked for. */
@@ -219,8 +234,11 @@ export class KernelStates implements IDisposable {
   private _changed = new Signal<this, string>(this);
   private _entries = new Map<string, IKernelEntry>();
   private _followers = new Map<string, OperationFollower>();
+  /** Whether one that is forgotten could be parked. */
+  private _hadGpu = false;
   private _isDisposed = false;
   private _kernelEvent = new Signal<this, IKernelEvent>(this);
+  private _lastTicket = 0;
   private _operationStarted = new Signal<this, OperationFollower>(this);
   private _serverEvent = new Signal<this, IServerEvent>(this);
   private _statesChanged = new Signal<this, void>(this);

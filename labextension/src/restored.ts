@@ -1,7 +1,8 @@
-import type { ServerConnection } from '@jupyterlab/services';
+import type { Kernel, ServerConnection } from '@jupyterlab/services';
 import { KernelAPI } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
+import { onEnded } from './ended';
 import type { IKernelEvent } from './events';
 import { wakeError } from './face';
 import { formatAge } from './format';
@@ -29,7 +30,7 @@ const TOLD = new RememberedRestores('jupyter-gpu-ckpt:told-restores');
  */
 export class RestoredKernels {
   constructor(private readonly _options: RestoredKernels.IOptions) {
-    const { model, pages } = _options;
+    const { kernels, model, pages } = _options;
     this._pending = new PendingRequests(id => pages.ofKernel(id));
     model.operationStarted.connect((_, follower) =>
       this._pending.onOperationStarted(follower)
@@ -46,6 +47,15 @@ export class RestoredKernels {
     model.changed.connect((_, kernelId) => {
       this._onChanged(kernelId);
       this._lookWhetherItWoke(kernelId);
+    });
+    const known = () => [...this._asleep, ...this._unwoken];
+    onEnded(kernels, known, kernelId => {
+      this._asleep.delete(kernelId);
+      this._goesOn(kernelId);
+    });
+    kernels.runningChanged.connect(() => {
+      // It may have been restarted, of which no event tells.
+      [...this._unwoken].forEach(kernelId => void model.refresh(kernelId));
     });
   }
 
@@ -70,21 +80,37 @@ export class RestoredKernels {
    * have been a widget, or the page itself, which show nothing of it.
    */
   private _lookWhetherItWoke(kernelId: string): void {
-    const { kernel } = this._options.model.entry(kernelId);
+    const { model, notices, pages } = this._options;
+    const { kernel, error: refusal } = model.entry(kernelId);
     const error = kernel && wakeError(kernel);
     if (kernel?.execution_state !== 'hibernated') {
       this._asleep.delete(kernelId);
     } else if (!this._asleep.has(kernelId)) {
       // A page that has just been opened may not hear events yet.
       this._asleep.add(kernelId);
-      const read = () => void this._options.model.refresh(kernelId);
-      window.setTimeout(read, WAKING);
+      window.setTimeout(() => {
+        if (pages.ofKernel(kernelId).length > 0) {
+          void model.refresh(kernelId);
+        } else {
+          this._asleep.delete(kernelId);
+        }
+      }, WAKING);
     }
     if (!error) {
-      this._unwoken.delete(kernelId);
+      if (kernel || refusal?.reason === 'unknown_kernel') {
+        // Not so where the server could not be asked.
+        this._goesOn(kernelId);
+      }
     } else if (!this._unwoken.has(kernelId) && this._concerns(kernelId)) {
       this._unwoken.add(kernelId);
-      this._options.notices.notWoken(kernelId, error);
+      notices.notWoken(kernelId, error);
+    }
+  }
+
+  /** A kernel woke, or is another process or none: that it did not wake is past. */
+  private _goesOn(kernelId: string): void {
+    if (this._unwoken.delete(kernelId)) {
+      this._options.notices.forget(subject('restore', kernelId));
     }
   }
 
@@ -148,6 +174,7 @@ export class RestoredKernels {
     }
     // What the user asked for is answered by its operation.
     if (cause === 'death' && this._concerns(kernel_id)) {
+      this._unwoken.delete(kernel_id);
       notices.error(
         operationTexts('restore', trans).failed,
         {
@@ -169,6 +196,7 @@ export class RestoredKernels {
   private _onFenced({ kernel_id, message }: IKernelEvent): void {
     const { notices, trans } = this._options;
     if (this._concerns(kernel_id)) {
+      this._unwoken.delete(kernel_id);
       notices.error(
         trans.__('Kernel Taken Over'),
         {
@@ -246,6 +274,7 @@ export namespace RestoredKernels {
   export interface IOptions {
     /** Whether this page tells of every kernel, not only of those it shows. */
     everywhere: boolean;
+    kernels: Kernel.IManager;
     model: KernelStates;
     notices: Notices;
     pages: KernelPages;

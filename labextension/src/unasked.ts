@@ -1,6 +1,8 @@
+import type { Kernel } from '@jupyterlab/services';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { IOperation } from './api';
+import { onEnded } from './ended';
 import { formatName } from './format';
 import type { KernelStates } from './model';
 import type { Notices } from './notices';
@@ -26,9 +28,12 @@ const EXPECTED = [
  */
 export class UnaskedParks {
   constructor(private readonly _options: UnaskedParks.IOptions) {
-    _options.model.operationStarted.connect((_, { done }) => {
+    const { kernels, model } = _options;
+    model.operationStarted.connect((_, { done }) => {
       void done.then(final => this._ended(final));
     });
+    const told = () => this._told;
+    onEnded(kernels, told, kernelId => this._told.delete(kernelId));
   }
 
   private _ended(operation: IOperation): void {
@@ -59,6 +64,7 @@ export class UnaskedParks {
 
 export namespace UnaskedParks {
   export interface IOptions {
+    kernels: Kernel.IManager;
     model: KernelStates;
     notices: Notices;
     trans: TranslationBundle;

@@ -91,6 +91,28 @@ describe('The button', () => {
     expect(widget.node.dataset.state).toBe('unavailable');
   });
 
+  it.each([
+    { gpu_lost: 'The GPU fell off the bus.' },
+    {
+      parked: {
+        since: '2026-12-02T15:00:00Z',
+        host_bytes: 1000,
+        position: null,
+        waiting: null
+      }
+    },
+    { execution_state: 'hibernated' }
+  ])('shows that a restart ends %p', async change => {
+    kernels.K1 = aKernel(change);
+    SaveButtonWidget.attach(widget, document.body);
+    context.use('K1');
+    await until(() => !!said());
+    kernels.K1 = aKernel();
+    context.statusChanged.emit('restarting');
+    context.statusChanged.emit('idle');
+    await shows('ready');
+  });
+
   it('stays in reach, and says why, where the kernel cannot be saved', async () => {
     SaveButtonWidget.attach(widget, document.body);
     context.use('K3');

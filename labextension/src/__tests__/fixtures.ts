@@ -1,4 +1,4 @@
-import type { Event } from '@jupyterlab/services';
+import type { Event, Kernel } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
 import type {
@@ -208,6 +208,17 @@ export class Server {
       api: this as unknown as KernelStateAPI,
       events: { stream: this.stream } as unknown as Event.IManager
     });
+  }
+}
+
+/** The page's list of the kernels that run. */
+export class Running {
+  runningChanged = new Signal<object, { id: string }[]>({});
+  manager = this as unknown as Kernel.IManager;
+
+  /** The server lists other kernels, or says something else of them. */
+  are(...ids: string[]): void {
+    this.runningChanged.emit(ids.map(id => ({ id })));
   }
 }
 

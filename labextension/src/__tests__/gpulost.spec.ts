@@ -6,15 +6,29 @@ import { faceOf } from '../face';
 import { LostGpus } from '../gpulost';
 import type { KernelStates } from '../model';
 import type { KernelPages } from '../pages';
-import { KERNEL, Server, aKernel, aRestore, settle } from './fixtures';
+import { RequestError } from '../request';
+import {
+  KERNEL,
+  Running,
+  Server,
+  aKernel,
+  aRestore,
+  aState,
+  anError,
+  settle,
+  until
+} from './fixtures';
 
 const trans = nullTranslator.load('');
 const WORDS =
   "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79). Restore its last saved state.";
 
+const TOLD = `warning | a.ipynb: ${WORDS}`;
+
 describe('A kernel whose GPU is lost', () => {
   let server: Server;
   let model: KernelStates;
+  let running: Running;
   const restore = jest.fn();
   const pages = { ofKernel: () => [] } as unknown as KernelPages;
 
@@ -23,6 +37,7 @@ describe('A kernel whose GPU is lost', () => {
     restore.mockClear();
     server = new Server();
     model = server.model();
+    running = new Running();
   });
 
   afterEach(() => {
@@ -32,11 +47,12 @@ describe('A kernel whose GPU is lost', () => {
   });
 
   function tell(everywhere: boolean): void {
-    new LostGpus({ everywhere, model, pages, restore, trans });
+    const kernels = running.manager;
+    new LostGpus({ everywhere, kernels, model, pages, restore, trans });
   }
 
-  function lost(): void {
-    const event = aRestore({ state_id: 'S1', message: WORDS });
+  function lost(message = WORDS, state_id: string | null = 'S1'): void {
+    const event = aRestore({ state_id, message });
     server.say(KERNEL, { ...event, action: 'gpu_lost' });
   }
 
@@ -51,9 +67,8 @@ describe('A kernel whose GPU is lost', () => {
     tell(true);
     lost();
     lost();
-    const told = [`warning | a.ipynb: ${WORDS}`];
-    expect(said()).toEqual(told);
-    expect(told[0].length).toBeLessThan(140);
+    expect(said()).toEqual([TOLD]);
+    expect(TOLD.length).toBeLessThan(140);
     const [{ options }] = Notification.manager.notifications;
     expect(options.autoClose).toBe(false);
     options.actions![0].callback({} as MouseEvent);
@@ -62,7 +77,7 @@ describe('A kernel whose GPU is lost', () => {
     server.say(KERNEL, restored);
     expect(said()).toEqual([]);
     lost();
-    expect(said()).toEqual(told);
+    expect(said()).toEqual([TOLD]);
   });
 
   it('is told of by the pages that show it, also later ones', async () => {
@@ -71,20 +86,90 @@ describe('A kernel whose GPU is lost', () => {
     expect(said()).toEqual([]);
     server.kernel.mockResolvedValue(aKernel({ gpu_lost: WORDS }));
     await model.refresh('K1');
-    expect(said()).toEqual([`warning | a.ipynb: ${WORDS}`]);
+    expect(said()).toEqual([TOLD]);
     // Another process: restarted, say.
     server.kernel.mockResolvedValue(aKernel());
     await model.refresh('K1');
     expect(said()).toEqual([]);
   });
 
+  it.each([true, false])(
+    'is told of until it runs no more (by a refusal: %s)',
+    async isRefused => {
+      tell(true);
+      server.kernel.mockResolvedValue(aKernel({ gpu_lost: WORDS }));
+      await model.refresh('K1');
+      const refuse = async (reason: string) => {
+        const error = new RequestError(404, anError({ reason }));
+        server.kernel.mockRejectedValue(error);
+        await model.refresh('K1');
+      };
+      await refuse('unreachable');
+      expect(said()).toEqual([TOLD]);
+      if (isRefused) {
+        await refuse('unknown_kernel');
+      } else {
+        running.are('K2');
+      }
+      expect(said()).toEqual([]);
+    }
+  );
+
+  it('is told of until it is another process, also where no page shows it', async () => {
+    tell(true);
+    lost();
+    server.kernel.mockResolvedValue(aKernel({ gpu_lost: WORDS }));
+    running.are('K1');
+    await settle();
+    expect(said()).toEqual([TOLD]);
+    server.kernel.mockResolvedValue(aKernel());
+    running.are('K1');
+    await settle();
+    expect(said()).toEqual([]);
+  });
+
+  it('is told of anew where the process before it lost one too', async () => {
+    tell(true);
+    lost();
+    expect(said()).toEqual([TOLD]);
+    // That it was restarted was not seen.
+    const words = "The kernel's GPU (NVIDIA L4) is lost. Restart it.";
+    lost(words, null);
+    expect(said()).toEqual([`warning | a.ipynb: ${words}`]);
+    expect(Notification.manager.notifications[0].options.actions).toEqual([]);
+    // The user has closed it.
+    Notification.dismiss();
+    lost();
+    expect(said()).toEqual([TOLD]);
+  });
+
+  it('offers no states where there are none', async () => {
+    tell(false);
+    server.kernel.mockResolvedValue(aKernel({ gpu_lost: WORDS }));
+    await model.refresh('K1');
+    expect(said()).toEqual([TOLD]);
+    expect(Notification.manager.notifications[0].options.actions).toEqual([]);
+    const face = faceOf(model.entry('K1'), trans);
+    expect(face.title).toBe(`${WORDS} (click for details)`);
+    const actions = new Actions({
+      model,
+      trans
+    } as unknown as Actions.IOptions);
+    jest.useRealTimers();
+    const clicked = actions.click('K1', face);
+    const dialog = () => document.querySelector('.jp-Dialog');
+    await until(() => !!dialog()?.textContent?.includes(WORDS));
+    dialog()!.querySelector<HTMLElement>('.jp-Dialog-footer button')!.click();
+    await clicked;
+  });
+
   it('is marked on the button, which offers its states', async () => {
-    const kernel = aKernel({ gpu_lost: WORDS });
+    const kernel = aKernel({ gpu_lost: WORDS, last_state: aState() });
     server.kernel.mockResolvedValue(kernel);
     await model.refresh('K1');
     const face = faceOf(model.entry('K1'), trans);
     expect([face.state, face.label]).toEqual(['gpu-lost', 'GPU lost']);
-    expect(face.title).toContain(WORDS);
+    expect(face.title).toBe(`${WORDS} (click to restore a saved state)`);
     const actions = new Actions({
       model,
       trans

@@ -49,6 +49,17 @@ describe('KernelStates', () => {
     expect(model.entry('K1').kernel?.last_state?.id).toBe('S1');
   });
 
+  it('does not bring back with a late answer what it has forgotten', async () => {
+    await model.refresh('K1');
+    expect([...model.kernelIds]).toEqual(['K1']);
+    const late = model.refresh('K1');
+    model.forget('K1');
+    await late;
+    expect([...model.kernelIds]).toEqual([]);
+    // That the node has a GPU is known all the same.
+    expect(model.hasGpu).toBe(true);
+  });
+
   it('follows a save that another page started, to its end', async () => {
     await model.refresh('K1');
     server.sayOperation({ progress: 0.1 });

@@ -12,6 +12,7 @@ import type { KernelStates } from '../model';
 import { Notices } from '../notices';
 import { UnaskedParks } from '../unasked';
 import {
+  Running,
   Server,
   aKernel,
   aResult,
@@ -246,7 +247,9 @@ describe('Parking', () => {
   });
 
   it('says once, and quietly, why an idle kernel could not be parked', async () => {
+    const running = new Running();
     new UnaskedParks({
+      kernels: running.manager,
       model,
       notices: new Notices({} as never, trans),
       trans
@@ -284,6 +287,10 @@ describe('Parking', () => {
     expect(await parked({})).toEqual(told);
     Notification.dismiss();
     expect(await parked({})).toEqual([]);
+    // It ended, and came back out of a state.
+    running.are('K2');
+    expect(await parked({})).toEqual(told);
+    Notification.dismiss();
     // It was parked meanwhile: what fails next is news.
     expect(await parked({ status: 'done' })).toEqual([]);
     expect(await parked({})).toEqual(told);

@@ -6,9 +6,11 @@ import { Signal } from '@lumino/signaling';
 import type { IKernel, IRestoredFrom } from '../api';
 import type { Notices } from '../notices';
 import type { IKernelPage, KernelPages } from '../pages';
+import { RequestError } from '../request';
 import { RestoredKernels } from '../restored';
 import {
   KERNEL,
+  Running,
   Server,
   aKernel,
   aRestore,
@@ -40,6 +42,7 @@ describe('RestoredKernels', () => {
   const notWoken = jest.fn();
   const error = jest.fn();
   const model = server.model();
+  const running = new Running();
   const cells = ['m1', 'm2', 'm3'].map(cell);
   const kernelChanged = new Signal<object, void>({});
   const session = {
@@ -54,6 +57,7 @@ describe('RestoredKernels', () => {
     wanted ? [page as unknown as IKernelPage] : [];
   new RestoredKernels({
     everywhere: true,
+    kernels: running.manager,
     model,
     notices: {
       restores: notices,
@@ -157,6 +161,83 @@ describe('RestoredKernels', () => {
     expect(await read(aKernel())).toBe(3);
     expect(await read(asleep)).toBe(4);
   });
+
+  describe('that a kernel did not wake', () => {
+    const taken = () => forget.mock.calls.flat();
+    const asleep = aKernel({
+      execution_state: 'hibernated',
+      error: anError({ reason: 'restore_failed' })
+    });
+    const refuse = async (reason: string) => {
+      const error = new RequestError(404, anError({ reason }));
+      server.kernel.mockRejectedValue(error);
+      await model.refresh('K1');
+    };
+
+    beforeEach(async () => {
+      server.kernel.mockResolvedValue(aKernel());
+      await model.refresh('K1');
+      server.kernel.mockResolvedValue(asleep);
+      await model.refresh('K1');
+      notWoken.mockClear();
+      forget.mockClear();
+    });
+
+    it('is taken back once it is another process, also unseen', async () => {
+      running.are('K1');
+      await settle();
+      expect(taken()).toEqual([]);
+      server.kernel.mockResolvedValue(aKernel());
+      running.are('K1');
+      await settle();
+      expect(taken()).toEqual(['restore K1']);
+      await model.refresh('K1');
+      expect(taken()).toEqual(['restore K1']);
+    });
+
+    it('is taken back once it is none', async () => {
+      await refuse('unreachable');
+      expect(taken()).toEqual([]);
+      await refuse('unknown_kernel');
+      expect(taken()).toEqual(['restore K1']);
+    });
+
+    it('is taken back once the server does not list it', () => {
+      running.are('K2');
+      expect(taken()).toEqual(['restore K1']);
+    });
+
+    it('does not take with it that another server has it', async () => {
+      server.say(KERNEL, aRestore({ action: 'fenced', cause: null }));
+      await refuse('unknown_kernel');
+      expect(taken()).toEqual([]);
+    });
+  });
+
+  it.each([true, false])(
+    'reads later whether a kernel woke, while a page shows it (%s)',
+    async isShown => {
+      jest.useFakeTimers();
+      try {
+        const id = `asleep ${isShown}`;
+        getKernel(id);
+        const asleep = aKernel({ id, execution_state: 'hibernated' });
+        server.kernel.mockResolvedValue(asleep);
+        await model.refresh(id);
+        if (!isShown) {
+          getKernel('another');
+          model.forget(id);
+        }
+        server.kernel.mockClear();
+        jest.advanceTimersByTime(10_000);
+        expect(server.kernel).toHaveBeenCalledTimes(isShown ? 1 : 0);
+        await settle();
+        expect(model.entry(id).kernel).toBe(isShown ? asleep : null);
+      } finally {
+        jest.useRealTimers();
+      }
+    }
+  );
 
   it('tells that another server has taken the kernel over', () => {
     const message = 'It was taken over by node-b.';
