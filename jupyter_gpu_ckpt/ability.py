@@ -61,7 +61,7 @@ class Ability:
         self,
         configured: Callable[[], str | None],
         log: logging.Logger | Any,
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self._configured = configured
         #: Errors of GPUs that kernels use.

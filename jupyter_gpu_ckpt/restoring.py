@@ -125,6 +125,7 @@ class Restore:
                 if not provisioner.adopt(token, supervisor):
                     supervisor.kill()
                     raise _overtaken()
+                self._listen_to_gpus(kernel)
         except BaseException:
             if own is not None:
                 provisioner.end_restore(own)
@@ -156,6 +157,7 @@ class Restore:
             keeper.tracker.withdraw(kernel_id)
             supervisor.kill()
             raise
+        self._listen_to_gpus(kernel)
         kernel.policy.restored(self._record.id)
         kernel.restored_from = self._origin(None)
         try:
@@ -289,6 +291,11 @@ class Restore:
             more = f" and {len(closed) - _NAMED} more" if len(closed) > _NAMED else ""
             self._warnings.append(f"Did not come back: {', '.join(closed[:_NAMED])}{more}.")
 
+    def _listen_to_gpus(self, kernel: TrackedKernel) -> None:
+        """From now on, what GPUs report is about those of the process that was restored."""
+        faults, use = self._keeper.ability.faults, gpu_use(self._record)
+        self._warnings += faults.restored(kernel.kernel_id, use, self._gpu_map)
+
     async def _connect(self, run: Run, kernel: TrackedKernel) -> None:
         """Wait until the server's sockets are back, so that no output or reply is lost."""
         run.phase("connecting", 0.9)
@@ -315,8 +322,6 @@ class Restore:
 
     def _result(self, run: Run) -> OperationResult:
         kernel_id = run.model.kernel_id
-        faults, use = self._keeper.ability.faults, gpu_use(self._record)
-        self._warnings += faults.restored(kernel_id, use, self._gpu_map)
         kept = self._keeper.hibernation.kept(kernel_id)
         self._warnings += left_out(kept, kernel_id, self._keeper.log)
         message = "\n".join(self._warnings) or None

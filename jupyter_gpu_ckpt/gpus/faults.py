@@ -45,7 +45,7 @@ _MEANING: Final = {
 }
 
 
-def _nobody(_kernel_id: str, _words: str) -> None:
+def _nobody(_kernel_id: str) -> None:
     """Who hears of lost GPUs, where nobody wants to."""
 
 
@@ -71,13 +71,12 @@ class GpuFaults:
     log
         For what is heard.
     on_lost
-        Called with a kernel's id and half a sentence when a GPU is lost that its process uses:
-        from any thread, and maybe more than once for one GPU.
+        Called with a kernel's id when a GPU is lost that its process uses, as :meth:`reason`
+        says: from any thread, and maybe more than once for one GPU. By the time that it is acted
+        upon, another process may have taken that one's place.
     """
 
-    def __init__(
-        self, log: logging.Logger | Any, on_lost: Callable[[str, str], None] = _nobody
-    ) -> None:
+    def __init__(self, log: logging.Logger | Any, on_lost: Callable[[str], None] = _nobody) -> None:
         self._log = log
         self._on_lost = on_lost
         self._lock = threading.Lock()
@@ -108,8 +107,9 @@ class GpuFaults:
     ) -> list[str]:
         """A kernel came out of a state: listen as after a save, for what happens from now on.
 
-        ``pairs``: which GPU (UUID) stands for one of the save. Returns what its user is to be told
-        of a GPU that was lost.
+        Called at once when the new process has taken the place of the old one. ``pairs``: which
+        GPU (UUID) stands for one of the save. Returns what its user is to be told of a GPU that
+        was lost.
         """
         before = self.reason(kernel_id)
         self._uses(kernel_id, use, pairs, time.monotonic())
@@ -185,7 +185,7 @@ class GpuFaults:
     def _tell_lost(self, kernel_id: str) -> None:
         reason = self.reason(kernel_id)
         if reason is not None and reason.lost is not None:
-            self._on_lost(kernel_id, reason.words)
+            self._on_lost(kernel_id)
 
 
 class _Listener(threading.Thread):

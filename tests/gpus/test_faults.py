@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from jupyter_gpu_ckpt.gpus.faults import GpuFaults
 from jupyter_gpu_ckpt.gpus.inventory import CudaGpu, CudaProcess, GpuUse
+from jupyter_gpu_ckpt.keeper import Keeper
+from jupyter_gpu_ckpt.lost_gpus import LostGpus
 from tests.harness.client import wait_for
 from tests.harness.gpus import here
 from tests.simgpu.simgpu import SimulatedMachine, gpu
@@ -29,14 +34,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulat
 
 
 @pytest.fixture
-def lost() -> list[tuple[str, str]]:
-    """The kernels whose GPU is lost, and the words, as they are told."""
+def lost() -> list[str]:
+    """The kernels whose GPU is lost, as they are told."""
     return []
 
 
 @pytest.fixture
-def faults(lost: list[tuple[str, str]]) -> Iterator[GpuFaults]:
-    one = GpuFaults(logging.getLogger("test"), lambda *told: lost.append(told))
+def faults(lost: list[str]) -> Iterator[GpuFaults]:
+    one = GpuFaults(logging.getLogger("test"), lost.append)
     yield one
     one.close()
     wait_for("nobody listens", lambda: not listeners(), 30)
@@ -73,6 +78,7 @@ def heard(machine: SimulatedMachine, faults: GpuFaults, code: int, number: int, 
 
 def all_heard(machine: SimulatedMachine, log: pytest.LogCaptureFixture, number: int) -> None:
     """Wait until nothing that a GPU has reported is still on its way."""
+    log.clear()
     machine.xid(LAST, gpu=number)
     wait_for("the last of it", lambda: f": Xid {LAST}" in log.text, 30)
 
@@ -97,7 +103,7 @@ def test_an_error_is_the_reason_for_those_that_use_the_gpu(
 
 
 def test_a_lost_gpu_is_the_first_reason_and_told_at_once(
-    machine: SimulatedMachine, faults: GpuFaults, lost: list[tuple[str, str]]
+    machine: SimulatedMachine, faults: GpuFaults, lost: list[str]
 ) -> None:
     began = time.monotonic()
     faults.saved("one", use(None, None), began)
@@ -106,12 +112,12 @@ def test_a_lost_gpu_is_the_first_reason_and_told_at_once(
     assert lost == []
     machine.xid(79, gpu=0, lost=True)
     words = "The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79)"
-    wait_for("it is told", lambda: lost == [("one", words)], 30)
+    wait_for("it is told", lambda: lost == ["one"], 30)
     reason = faults.reason("one")
     assert reason is not None and (reason.words, reason.lost) == (words, UUIDS[0])
     # Of one whose first save was under way it is told when that is done.
     faults.saved("late", use(), began)
-    assert lost[1:] == [("late", words)]
+    assert lost[1:] == ["late"]
     faults.saved("new", use(), time.monotonic())
     assert len(lost) == 2
 
@@ -149,6 +155,67 @@ def test_a_gpu_that_falls_off_during_a_save_is_told_with_the_restore(
         assert faults.restored(kernel, use()) == [], "that process has not seen it"
     faults.saved("none", use(), began)
     assert faults.restored("none", None) == [f"{words}."], "a state from before it used a GPU"
+
+
+@pytest.mark.parametrize("state_id", ["20200101T000000Z-00000000", None])
+async def test_what_is_heard_late_is_not_said_of_a_process_that_came_since(
+    machine: SimulatedMachine, caplog: pytest.LogCaptureFixture, state_id: str | None
+) -> None:
+    """While the event loop is busy, a kernel is restored on another GPU, or ends."""
+    announced: list[Any] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def paths() -> dict[str, str]:
+        return {"one": "book.ipynb"}
+
+    def in_background(work: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.create_task(work))
+
+    async def all_told() -> list[Any]:
+        for _ in range(3):  # what was asked of the loop, and what that began
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        return announced
+
+    policy = SimpleNamespace(latest=state_id)
+    kernel = SimpleNamespace(pid=1, gpu_lost=None, policy=policy)
+    keeper = SimpleNamespace(
+        tracker={"one": kernel},
+        sessions=SimpleNamespace(paths=paths),
+        announce=SimpleNamespace(gpu_lost=lambda *said: announced.append(said)),
+        in_background=in_background,
+    )
+    lost_gpus = LostGpus(cast(Keeper, keeper))
+    faults = GpuFaults(logging.getLogger("test"), lost_gpus.heard)
+    keeper.ability = SimpleNamespace(faults=faults)
+    lost_gpus.start()
+    try:
+        faults.saved("one", use(), time.monotonic())
+        heard(machine, faults, 79, 0, "one")
+        all_heard(machine, caplog, 0)
+        assert faults.restored("one", use(), {UUIDS[0]: UUIDS[1]})
+        assert await all_told() == [] and kernel.gpu_lost is None
+        # The GPU that it left reports again.
+        heard(machine, faults, 31, 1, "one")
+        machine.xid(79, gpu=0)
+        all_heard(machine, caplog, 0)
+        assert await all_told() == [] and kernel.gpu_lost is None
+        # And then the one that it is on now.
+        machine.xid(79, gpu=1)
+        all_heard(machine, caplog, 1)
+        todo = "Restart it." if state_id is None else "Restore its last saved state."
+        words = f"The kernel's GPU (NVIDIA L4) fell off the bus (Xid 79). {todo}"
+        await all_told()
+        assert announced == [("one", "book.ipynb", state_id, words)] and kernel.gpu_lost == words
+        kernel.gpu_lost = None
+        machine.xid(79, gpu=1)
+        all_heard(machine, caplog, 1)
+        faults.gone("one")
+        await all_told()
+        assert len(announced) == 1 and kernel.gpu_lost is None
+    finally:
+        faults.close()
+        wait_for("nobody listens", lambda: not listeners(), 30)
 
 
 def test_a_program_that_is_stuck_is_not_joined_by_another(

@@ -6,8 +6,11 @@ lets the first node die, which the others share.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,24 @@ def kernel(server: JupyterServer, node: GpuNode, request: Any) -> Iterator[Kerne
 def listeners(node: GpuNode) -> str:
     """Programs that listen to what GPUs report."""
     return str(node.run(["pgrep", "-f", "gpus/xids[.]py"], check=False).stdout)
+
+
+@contextlib.contextmanager
+def reports(node: GpuNode, code: int, number: int) -> Iterator[None]:
+    """For the block, let a GPU report an error all the time."""
+    over = threading.Event()
+
+    def report() -> None:
+        while not over.wait(0.02):
+            node.machine.xid(code, gpu=number)
+
+    with ThreadPoolExecutor(1) as pool:
+        reporting = pool.submit(report)
+        try:
+            yield
+        finally:
+            over.set()
+        reporting.result()
 
 
 def test_two_gpus_and_two_processes_come_back_here(
@@ -303,8 +324,12 @@ def test_a_gpu_falls_off_the_bus_and_the_kernel_comes_back_on_the_other_one(
     said = command(server, node, "kernels")
     assert ", GPU lost" in said and words in said
     assert kernel.execute("gpu_data.use(); gpu_data.read(data, 1)").error is not None
-    node.run(["kill", "-9", str(kernel.pid)])
-    told = events.wait_for("kernel", action="restored", timeout=60)
+    # The driver says it again and again, also while the kernel comes back elsewhere.
+    with reports(node, 79, 0):
+        node.run(["kill", "-9", str(kernel.pid)])
+        told = events.wait_for("kernel", action="restored", timeout=60)
+    node.machine.xid(998, gpu=0)
+    wait_for("all of it is heard", lambda: "Xid 998" in server.log(), 30)
     assert (told["cause"], told["state_id"]) == ("death", state_id)
     assert told["message"] == f"{FELL_OFF}: restored on another GPU."
     assert client.get(f"{API}kernels/{kernel.id}")["gpu_lost"] is None

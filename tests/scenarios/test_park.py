@@ -102,9 +102,10 @@ def test_a_parked_kernel_frees_its_gpu_and_the_next_cell_brings_it_back(
     assert checksum(kernel, SIZE) == data
 
     # What runs on the GPU is waited for, and that is said.
-    kernel.run("gpu_data.launch('spin', ms=2500)")
-    operation = begin(client, kernel, "park")
-    wait_for("it is said", lambda: phase(client, operation) == "gpu", 30)
+    with node.machine.busy():
+        kernel.run("gpu_data.launch('spin')")
+        operation = begin(client, kernel, "park")
+        wait_for("it is said", lambda: phase(client, operation) == "gpu", 30)
     operation = client.done(operation)
     assert operation["result"]["size"] >= SIZE * MIB
     assert operation["phases"]["gpu"] - operation["phases"]["moving"] >= 1.0

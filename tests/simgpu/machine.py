@@ -31,6 +31,10 @@ NOT_SUPPORTED = 801
 
 #: The socket that stands for the device files.
 DEVICE = "nvidiactl"
+#: While this file is there, no ``spin()`` ends.
+BUSY = "busy"
+#: Seconds after which it is looked again whether it is.
+LOOK = 0.05
 
 (
     HELLO,
@@ -261,6 +265,12 @@ class Process(socketserver.BaseRequestHandler):
 
     def settle(self) -> None:
         """Carry out the launches whose time has come."""
+        if any(name == b"spin" for _, name, _ in self.queue) and os.path.exists(BUSY):
+            first = next(i for i, one in enumerate(self.queue) if one[1] == b"spin")
+            later = max(0.0, time.monotonic() + LOOK - self.queue[first][0])
+            for at in range(first, len(self.queue)):
+                end, name, arguments = self.queue[at]
+                self.queue[at] = end + later, name, arguments
         while self.queue and self.queue[0][0] <= time.monotonic():
             _, name, arguments = self.queue.pop(0)
             self.run(name, arguments)

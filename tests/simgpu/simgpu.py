@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import json
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ class SimulatedMachine:
     def xid(self, code: int, gpu: int = 0, *, lost: bool = False) -> None:
         """Let a GPU report an Xid error; `lost`: it is gone from then on."""
         self._ask(wire.INJECT, gpu, code, int(lost))
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """For the block, no ``spin()`` ends that was launched in it, however short it is."""
+        flag = self.folder / wire.BUSY
+        flag.touch()
+        try:
+            yield
+        finally:
+            flag.unlink()
 
     def used(self, gpu: int = 0) -> int:
         """How much of a GPU's memory is taken, in bytes."""
