@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from traitlets.config import Config
 
-from ..store.bandwidth import FILE
+from ..store.bandwidth import SHARED
 from . import keys
 from .granting import turns_folder
 from .settings import GpuCkptHub
@@ -171,7 +171,7 @@ def _mount_turns(pod: Any, count: int, folder: str) -> None:
         name=_TURNS,
         image=server.image,
         image_pull_policy=server.image_pull_policy,
-        command=["sh", "-c", _MAKE_TURNS.format(count=count, uploads=FILE.format(uid=0))],
+        command=["sh", "-c", _MAKE_TURNS.format(count=count, uploads=SHARED)],
         resources=server.resources,  # of which a pod needs the most of any container's, not more
         security_context=context,
         volume_mounts=[V1VolumeMount(name=_TURNS, mount_path="/turns")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import stat
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpu_ckpt.store.bandwidth import FILE, Bandwidth, NodeShare
+from jupyter_gpu_ckpt.store.bandwidth import SHARED, Bandwidth, NodeShare
 from tests.harness.client import wait_for
 from tests.harness.user import User
 
@@ -55,24 +56,39 @@ class Share(NodeShare):
         yield
 
 
-def test_so_many_bytes_pass_in_a_time_and_none_before() -> None:
+def test_so_many_bytes_pass_in_a_time_the_first_at_once() -> None:
     clock = Clock()
     rate = Bandwidth(10.0, clock=clock)
     with rate.sending():
-        for number in range(1, 6):
+        for number in range(5):
             rate.wait(100, clock)
             assert clock.now == pytest.approx(100 + 10 * number)
         clock.now += 5  # the network is slow: that time counts
         rate.wait(100, clock)
-        assert clock.now == pytest.approx(160)
-        clock.now += 1000  # but nobody makes up for more than a second
-        rate.wait(100, clock)
-        rate.wait(100, clock)
-        assert clock.now == pytest.approx(1160 + 9)
-    clock.now += 1000  # and for nothing while nothing was to be sent
+        assert clock.now == pytest.approx(150)
+    # A next try, or state, has no bytes more than the rest of the last one.
     with rate.sending():
         rate.wait(100, clock)
-    assert clock.now == pytest.approx(2169 + 10)
+        assert clock.now == pytest.approx(160)
+    clock.now += 1000  # and nobody makes up for more than a second
+    with rate.sending():
+        rate.wait(100, clock)
+        assert clock.now == pytest.approx(1160)
+        rate.wait(100, clock)
+    assert clock.now == pytest.approx(1160 + 9)
+
+
+def test_of_a_rate_of_many_none_pass_before_their_time() -> None:
+    clock = Clock()
+    rate = Bandwidth(0.0, Share(10.0), clock=clock)
+    with rate.sending():
+        for number in range(1, 6):
+            rate.wait(100, clock)
+            assert clock.now == pytest.approx(100 + 10 * number)
+        clock.now += 1000  # nobody makes up for more than a second
+        rate.wait(100, clock)
+        rate.wait(100, clock)
+        assert clock.now == pytest.approx(1150 + 9)
 
 
 def test_the_rate_is_what_it_is_at_each_moment() -> None:
@@ -126,10 +142,11 @@ def test_each_who_sends_has_an_equal_part(tmp_path: Path) -> None:
                 stack.enter_context(share.held())
                 assert {one.rate() for one in shares[:count]} == {120 / count}
         assert shares[0].rate() == 120
-    # Open to everybody, and nobody can remove another's, or write it.
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
-    (file,) = folder.iterdir()
-    assert file.name == FILE.format(uid=os.getuid()) and stat.S_IMODE(file.stat().st_mode) == 0o644
+        # Open to everybody, and nobody can remove another's, or write it.
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert not list(folder.iterdir()), "nothing is left"
 
 
 HOLDS = """
@@ -172,38 +189,147 @@ def test_another_user_takes_no_more_than_a_users_part(shared: Path) -> None:
     folder, mine = shared / "turns", NodeShare(shared / "turns", 120.0)
     folder.mkdir()
     folder.chmod(0o1777)
-    with mine.held():
-        with holders(folder, 50, User()) as rate:
-            assert mine.rate() == 60
-            assert float(rate) == pytest.approx(60 / 50)
-            with holders(folder, 1, User("jupyter-tester-b")) as other:
-                assert mine.rate() == float(other) == 40
-                # What she has locked of another user's file is nobody's upload.
-                his = folder / FILE.format(uid=User("jupyter-tester-b").uid)
-                assert his.exists()
-        his_lock = his.open("rb")
-        fcntl.lockf(his_lock, fcntl.LOCK_SH)
-        assert mine.rate() == 120
-        his_lock.close()
+    with mine.held(), holders(folder, 50, User()) as rate:
+        assert mine.rate() == 60
+        assert float(rate) == pytest.approx(60 / 50)
+        with holders(folder, 1, User("jupyter-tester-b")) as other:
+            assert mine.rate() == float(other) == 40
 
 
 @pytest.mark.root
 def test_who_can_make_no_file_shares_roots(shared: Path) -> None:
     folder = shared / "turns"  # as in pods, whose users have one id
     folder.mkdir(mode=0o755)
-    (folder / FILE.format(uid=0)).touch(0o644)
+    (folder / SHARED).touch(0o644)
+    watcher = NodeShare(folder, 120.0)  # who looks is one more
     with holders(folder, 1, User()) as rate:
         assert float(rate) == 120
         with holders(folder, 2, User()) as rate:
-            assert float(rate) == 40
-        with holders(folder, 400, User()):
-            watcher = NodeShare(folder, 120.0)
-            assert watcher.rate() >= 120 / 257, "not less, whoever holds more"
+            assert float(rate) == 40 and watcher.rate() == 30
+        with holders(folder, 400, User()) as rate:
+            assert float(rate) == 120 / 256
+            assert watcher.rate() == 120 / 257, "not less, whoever holds more"
     assert len(list(folder.iterdir())) == 1
 
 
+#: Locks that hide others: from the first byte on to the end, and around a place of two bytes.
+LOCKS = """
+import fcntl, os, struct, sys, time
+file = os.open(sys.argv[1], int(sys.argv[2]))
+kind, start, length = map(int, sys.argv[3:])
+fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, 0, start, length, 0))
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def locked(path: Path, kind: int, start: int, length: int, user: User) -> Iterator[None]:
+    """Another user's process that has a lock on a file."""
+    flags = os.O_RDWR if kind == fcntl.F_WRLCK else os.O_RDONLY
+    argv = [sys.executable, "-c", LOCKS, path, flags, kind, start, length]
+    with subprocess.Popen(
+        user.command(list(map(str, argv))), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "locked\n"
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("start", "length"), [(0, 0), (5, 0), (0, 1 << 62), (1 << 20, 2)])
+def test_a_lock_of_many_bytes_hides_nobody(shared: Path, start: int, length: int) -> None:
+    folder = shared / "turns"
+    folder.mkdir(mode=0o755)
+    (folder / SHARED).touch(0o644)
+    hides = locked(folder / SHARED, fcntl.F_RDLCK, start, length, User())
+    with hides, holders(folder, 2, User("jupyter-tester-b")) as rate:
+        assert float(rate) == 120 / 256, "as if there were very many"
+    with holders(folder, 2, User("jupyter-tester-b")) as rate:
+        assert float(rate) == 60
+
+
+@pytest.mark.root
+def test_who_locks_the_file_of_another_keeps_her_from_nothing(shared: Path) -> None:
+    folder, her = shared / "turns", NodeShare(shared / "turns", 120.0)
+    with her.held():
+        (file,) = folder.iterdir()
+        # All that is left of it, so that she could not have a second place in it.
+        with locked(file, fcntl.F_RDLCK, 1, 0, User()), NodeShare(folder, 120.0).held():
+            assert her.rate() == 60
+            with holders(folder, 1, User()) as his:
+                assert her.rate() == 30 and float(his) == 60
+    # Of one user id, as in containers, any may lock all that there is, before others come.
+    folder.chmod(0o1777)
+    file = folder / "upload-1000.lock"
+    file.touch(0o644)
+    os.chown(file, User().uid, User().gid)
+    with locked(file, fcntl.F_WRLCK, 0, 0, User()), holders(folder, 1, User()) as rate:
+        assert float(rate) == 60, "the two of them"
+
+
+@pytest.mark.root
+def test_files_that_somebody_makes_up_hide_nobody_and_cost_little(shared: Path) -> None:
+    folder = shared / "turns"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    user = User()
+    for number in range(6000):
+        path = folder / f"upload-{number}.lock"
+        path.touch(0o644)
+        os.chown(path, user.uid, user.gid)
+    (folder / SHARED).unlink()  # not root's
+    with holders(folder, 1, User("jupyter-tester-b")) as rate:
+        mine = NodeShare(folder, 120.0)
+        assert float(rate) == 120 and mine.rate() == 60
+        began = time.process_time()
+        mine.rate()
+        assert time.process_time() - began < 0.5
+        for number in range(6000, 16400):
+            (folder / f"any-{number}").touch()
+        assert mine.rate() == 120 / 257, "slower, and never faster, where not all can be seen"
+
+
+def test_a_file_that_was_removed_is_made_anew(tmp_path: Path) -> None:
+    one, other = NodeShare(tmp_path, 120.0), NodeShare(tmp_path, 120.0)
+    with one.held():
+        (file,) = tmp_path.iterdir()
+        file.unlink()  # as what lies in /tmp for days is
+        assert one.rate() == 120
+        with other.held():
+            assert other.rate() == one.rate() == 60
+            assert len({*tmp_path.iterdir()} - {file}) == 2
+
+
+def test_what_killed_servers_leave_is_removed(tmp_path: Path) -> None:
+    with holders(tmp_path, 3):
+        left = list(tmp_path.iterdir())
+    assert len(left) == 3
+    mine = NodeShare(tmp_path, 120.0)
+    assert mine.rate() == 120
+    assert sorted(tmp_path.iterdir()) == sorted(left), "it may be one who is about to lock it"
+    for file in left:
+        os.utime(file, (1, 1))
+    assert mine.rate() == 120 and not list(tmp_path.iterdir())
+
+
+def test_who_cannot_be_counted_is_told_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    share = NodeShare(tmp_path / "file", 120.0)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            with share.held():
+                assert share.rate() == 120
+    (said,) = caplog.messages
+    assert str(tmp_path / "file") in said and "Not a directory" in said and "mode 1777" in said
+
+
 def test_whatever_somebody_puts_there_keeps_nobody_from_sending(tmp_path: Path) -> None:
-    (tmp_path / FILE.format(uid=os.getuid())).mkdir()
+    (tmp_path / SHARED).mkdir()
     (tmp_path / "upload-1.lock").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "upload-2.lock")
     mine = NodeShare(tmp_path, 120.0)
