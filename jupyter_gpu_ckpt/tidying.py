@@ -49,11 +49,12 @@ class Tidying:
         keeper = self._keeper
         await self._attempt("Working files of other servers were not removed", keeper.spool.clean)
         look = await self._attempt(_NOT_LOOKED_AT, keeper.store.look)
+        # At once: what else is done with the look may take minutes.
+        await self.apply(look)
         if look is not None:
             records = look.kernels
             await self._attempt(_NOT_LOOKED_AT, lambda: keeper.leases.forget_stateless(records))
             self._tell_of_unreadable(look)
-        await self.apply()
         # It may take minutes on a slow store: a server that stops does not wait for its end.
         await self._attempt(_NO_SPACE_BACK, lambda: keeper.store.gc(stop=self._stop))
 
@@ -78,18 +79,23 @@ class Tidying:
                 " ".join(said[:_TOLD]) + (" ..." if len(said) > _TOLD else ""),
             )
 
-    async def apply(self) -> None:
+    async def apply(self, look: Look | None = None) -> None:
         """Remove states that no rule keeps; called after each save and when the server starts.
 
         Never raises for a store that does not answer: the next save comes back to it.
+
+        Parameters
+        ----------
+        look
+            What is in the store, where that was just looked at.
         """
         keeper = self._keeper
         in_use = self.in_use()
 
         def plan() -> list[Removal]:
-            look = keeper.store.look()
-            needed = self._needed(in_use, look)._asdict()
-            return keeper.store.retain(keeper.retention(), **needed, look=look, dry_run=True)
+            found = look or keeper.store.look()
+            needed = self._needed(in_use, found)._asdict()
+            return keeper.store.retain(keeper.retention(), **needed, look=found, dry_run=True)
 
         try:
             removals = await in_thread(plan)
@@ -118,7 +124,7 @@ class Tidying:
     def _is_kept(self, removal: Removal) -> bool:
         """Whether a state that was to go is kept, as it looks now; for a worker thread.
 
-        Where many states go, or the store is slow, the plan is minutes old.
+        Where many states go, or the store is slow, what was planned by is minutes old.
         """
         store = self._keeper.store
         record = store.state(removal.state_id)
