@@ -62,7 +62,9 @@ static int make_file(int folder, pid_t pid, const char *end, int flags)
 
 static int create(struct cuda_file *file)
 {
-    remove_file(file->folder, file->pid, ".parts");
+    int error = remove_file(file->folder, file->pid, ".parts");
+    if (error != 0)
+        return error; /* one of before would make what is not written now count */
     file->fd = make_file(file->folder, file->pid, "", O_RDWR);
     if (file->fd < 0)
         return errno;

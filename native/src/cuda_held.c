@@ -8,7 +8,8 @@
 #include "cuda_copy.h"
 #include "hostmem.h"
 
-static const uint64_t spare = 64 << 20; /* bytes that are left for others */
+/* Bytes that are left for others: more where there is a choice, because who fills the memory is killed for it. */
+static const uint64_t spare = 64 << 20, spare_at_choice = 1 << 30;
 
 static struct cuda_held *all;
 
@@ -56,12 +57,16 @@ void cuda_held_drop(pid_t pid)
     free(held);
 }
 
-bool cuda_held_take(struct cuda_held *held, uint64_t in_file)
+bool cuda_held_take(struct cuda_held *held, uint64_t in_file, bool must)
 {
     uint64_t need = held->parts.total - in_file;
+    uint64_t beside = spare;
     int64_t there = hostmem_available("", getpid());
-    int64_t unwritten = hostmem_unwritten(""); /* what a disk that hangs does not take is not free */
-    if (there >= 0 && need > 0 && need + spare + (uint64_t)unwritten > (uint64_t)there)
+    if (!must) {
+        beside = need / 8 > spare_at_choice ? need / 8 : spare_at_choice;
+        beside += (uint64_t)hostmem_unwritten(""); /* what a disk that hangs does not take is not free */
+    }
+    if (there >= 0 && need > 0 && need + beside > (uint64_t)there)
         return false;
     void *memory = mmap(NULL, need > 0 ? need : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)

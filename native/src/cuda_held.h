@@ -25,8 +25,9 @@ struct cuda_held *cuda_held_make(pid_t pid);
 /* NULL: nothing. */
 struct cuda_held *cuda_held_find(pid_t pid);
 void cuda_held_drop(pid_t pid);
-/* Takes memory for all but the first `in_file` bytes. False: the host has none left. */
-bool cuda_held_take(struct cuda_held *held, uint64_t in_file);
+/* Takes memory for all but the first `in_file` bytes. False: the host has none left; unless it `must` be, much is
+ * left to others. */
+bool cuda_held_take(struct cuda_held *held, uint64_t in_file, bool must);
 /* Nothing of it is in the file. */
 void cuda_held_leave_file(struct cuda_held *held);
 

@@ -17,6 +17,8 @@
 
 enum { TRIES = 3 };
 
+static const double asked_again = 1.0; /* seconds after which memory may have become free */
+
 static const uint64_t spare = 64 << 20; /* bytes of the folder that are left for others */
 
 /* What of a process's memory has come where. */
@@ -26,8 +28,10 @@ struct sink {
     struct cuda_held *to;
     const struct cuda_storage_info *info;
     uint64_t asked, written; /* bytes for the file; that it has taken */
-    int error;               /* of the file; ECANCELED: it is not waited for any more */
-    bool patient;            /* it is waited for even so: there is no other place */
+    int error;               /* of the file */
+    bool given_up;           /* it is not waited for any more */
+    bool must;               /* it is waited for whatever comes: there is no other place */
+    double next_look;        /* when to look again whether there is one */
 };
 
 enum outcome { WRITTEN, NOT_WRITTEN, NOT_READ };
@@ -60,12 +64,11 @@ static bool tell(const struct sink *sink)
 static bool goes_on(struct sink *sink)
 {
     bool wanted = tell(sink) && !cuda_late(sink->work);
-    if (wanted || sink->patient)
+    if (wanted || sink->must || io_now() < sink->next_look)
         return true;
-    sink->patient = !cuda_held_take(sink->to, 0);
-    if (!sink->patient)
-        sink->error = ECANCELED;
-    return sink->patient;
+    sink->next_look = io_now() + asked_again;
+    sink->given_up = cuda_held_take(sink->to, 0, false);
+    return !sink->given_up;
 }
 
 /* Waits until the file has done what it was asked for. */
@@ -141,12 +144,13 @@ static enum outcome write_file(struct sink *sink, struct kc_result *result)
 /* A place in memory for what is not in the file: for all, where the host has that much. */
 static bool make_room(struct sink *sink)
 {
-    if (sink->to->rest == NULL && !cuda_held_take(sink->to, 0)) {
-        if (sink->written == 0 || !cuda_held_take(sink->to, sink->written))
+    if (sink->to->rest == NULL && !cuda_held_take(sink->to, 0, true)) {
+        uint64_t written = sink->written;
+        if (written == 0)
             return false;
-        sink->patient = true; /* with the rest, which must be safe there */
+        sink->must = true; /* what it has must be safe there */
         cuda_file_sync(sink->to->file);
-        return is_done(sink);
+        return is_done(sink) && cuda_held_take(sink->to, written, true);
     }
     cuda_held_leave_file(sink->to);
     return true;
@@ -205,7 +209,7 @@ static bool list_parts(struct sink *sink, struct kc_result *result)
 /* Says why the file has not got it. */
 static void not_written(const struct sink *sink, int error, struct kc_result *result)
 {
-    if (error != ECANCELED)
+    if (!sink->given_up)
         kc_fail_errno(result, KC_NO_SPACE, error, "The GPU memory cannot be written");
     else if (cuda_late(sink->work))
         cuda_too_late(result);
@@ -222,8 +226,9 @@ static enum cuda_stored store(struct sink *sink, struct kc_result *result)
         return CUDA_STORE_FAILED;
     sink->to->in_file = sink->to->parts.total;
     enum outcome outcome = write_file(sink, result);
-    int why = outcome == NOT_WRITTEN ? sink->error : 0;
-    if (outcome == NOT_WRITTEN)
+    bool in_file = outcome != NOT_WRITTEN;
+    int why = sink->error;
+    if (!in_file)
         outcome = copy_to_memory(sink, result);
     if (outcome != WRITTEN)
         return CUDA_STORE_FAILED;
@@ -236,7 +241,7 @@ static enum cuda_stored store(struct sink *sink, struct kc_result *result)
         return CUDA_STORE_FAILED;
     }
     task->shown = false;
-    if (why == 0)
+    if (in_file)
         return CUDA_STORED;
     not_written(sink, why, result);
     return CUDA_STORE_FAILED;
@@ -293,16 +298,20 @@ enum cuda_stored cuda_storage_save(struct cuda_work *work, struct cuda_task *tas
         return CUDA_NOT_STORED;
     }
     cuda_file_create(sink.to->file, (uint64_t)task->expected);
-    enum cuda_stored stored = is_done(&sink) ? begin(&sink, result) : CUDA_NOT_STORED;
+    bool created = is_done(&sink);
+    /* What begins now cannot be taken back. */
+    if (created && (cuda_late(work) || !cuda_step(work, CUDA_OP_CHECKPOINT, task->pid,
+                                                  cuda_forward(work, work->copy_timeout))))
+        sink.given_up = true;
+    enum cuda_stored stored = created && !sink.given_up ? begin(&sink, result) : CUDA_NOT_STORED;
     if (stored != CUDA_NOT_STORED && stored != CUDA_IN_HOST)
         return stored;
-    if (sink.error != ECANCELED) {
+    if (!sink.given_up) {
         cuda_file_remove(sink.to->file);
         is_done(&sink);
     }
-    bool given_up = sink.error == ECANCELED;
     cuda_held_drop(task->pid);
-    if (given_up)
-        not_written(&sink, ECANCELED, result);
-    return given_up ? CUDA_STORE_FAILED : stored;
+    if (sink.given_up)
+        not_written(&sink, 0, result);
+    return sink.given_up ? CUDA_STORE_FAILED : stored;
 }

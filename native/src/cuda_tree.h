@@ -35,7 +35,6 @@ struct cuda_task {
     bool visible_is_cut; /* CUDA_VISIBLE_DEVICES is longer */
     bool shown;        /* its device memory is shown to a helper, which alone can end that */
     bool stored;       /* its device memory is in the folder, not in its own memory */
-    bool in_helper;    /* some of what is stored is in the memory of the helper alone */
     int found;         /* its state before anything was done: what it goes back to */
     int64_t memory;    /* bytes of device memory that came to the host, about; -1: not known */
     int64_t expected;  /* bytes of device memory that it has, at most; 0: not known */
