@@ -15,9 +15,13 @@ log = logging.getLogger(__name__)
 
 #: Seconds that ``kernel-capture`` gets to undo a dump before it is ended; its guard thaws the tree.
 UNDO_GRACE: Final = 30.0
-#: Seconds more that it allows itself (``undo_beside`` in ``cuda.c``) where a GPU is concerned,
-#: beside as long as it took to go forward: what was copied is copied back.
-GPU_UNDO: Final = 100.0
+#: Seconds more that it allows itself where a GPU is concerned (in ``cuda.c`` ``undo_beside``, and
+#: to load and start the driver anew when that hangs), beside as long as it took to go forward:
+#: what was copied is copied back.
+GPU_UNDO: Final = 300.0
+
+#: Seconds between two looks whether the process has ended.
+_LOOK: Final = 0.1
 
 #: Seconds for which work on a GPU is waited for before it is worth a word.
 _WORTH_A_WORD: Final = 1.0
@@ -104,8 +108,20 @@ class Conversation:
                 await self._window()
             elif kind in ("done", "error"):
                 last = event
-        await self.process.wait()
+        await self._ended()
         return last
+
+    async def _ended(self) -> None:
+        """Wait for the end of the process; not, as its ``wait()``, for that of its pipes.
+
+        A thread that hangs in the kernel with a disk keeps them open.
+        """
+        waiting = asyncio.ensure_future(self.process.wait())
+        try:
+            while self.process.returncode is None:
+                await asyncio.wait([waiting], timeout=_LOOK)
+        finally:
+            waiting.cancel()
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         assert self.process.stdout is not None
@@ -171,9 +187,9 @@ class Conversation:
         self.process.stdin.close()
         grace = UNDO_GRACE + (self._gpu_undo if self._has_gpu else 0.0)
         try:
-            await asyncio.wait_for(self.process.wait(), grace)
+            await asyncio.wait_for(self._ended(), grace)
         except asyncio.TimeoutError:
             log.error("kernel-capture did not undo what it did in %g s; ending it", grace)
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-            await self.process.wait()
+            await self._ended()
