@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -76,25 +76,29 @@ def measure(folder: Path, size: float, rounds: int) -> list[Row]:
         pid = kernel.pid
         connection = _connection(home, kernel.id)
 
-        def theirs() -> None:
+        def clear() -> None:
+            """Leave nothing of either side, on the disk or in the memory that caches it."""
             shutil.rmtree(images, ignore_errors=True)
-            with felt_freeze(kernel, size, frozen["theirs"]):
-                _plain_dump(pid, images)
-
-        def ours() -> None:
             for state in client.states(kernel=kernel.id):
                 client.delete(f"gpu-ckpt/api/states/{state['id']}")
             for pack in (home.data / "gpu-ckpt" / "store").rglob("*.pack"):
                 os.utime(pack, (0, 0))  # young garbage would stay, and fill the disk
             client.post("gpu-ckpt/api/gc")
-            with felt_freeze(kernel, size, frozen["ours"]):
-                client.save(kernel, timeout=600)
 
+        sides: dict[str, Callable[[], object]] = {
+            "theirs": lambda: _plain_dump(pid, images),
+            "ours": lambda: client.save(kernel, timeout=600),
+        }
         with stack:
             for number in range(freezes(size, rounds)):
                 # Each goes first in half of the rounds: a disk is quicker after a rest.
-                for side in (theirs, ours) if number % 2 == 0 else (ours, theirs):
-                    side()
+                for side in ("theirs", "ours") if number % 2 == 0 else ("ours", "theirs"):
+                    clear()
+                    with felt_freeze(kernel, size, frozen[side]):
+                        sides[side]()
+        clear()
+        for make in sides.values():
+            make()
         (state,) = client.states(kernel=kernel.id)
         state_id = state["id"]
         kernel.close()
