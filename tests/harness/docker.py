@@ -22,6 +22,17 @@ from tests.harness.node import REPOSITORY
 
 #: Where a node's turns are; the image has it as docs/jupyterhub/Dockerfile makes it.
 TURNS = "tmp/jupyter-gpu-ckpt-turns"
+#: The volume of configure(c) for them.
+VOLUME = "jupyter-gpu-ckpt-turns"
+#: What ends the engine's containers where the tests were killed: its input ends with them.
+_AFTER_THE_TESTS = """
+read -r left && exit
+kill "$1"
+image=$2
+shift 2
+"$@" ps -aq --filter=ancestor="$image" | xargs -r "$@" rm --force --time=0
+"$@" rmi --force "$image"
+"""
 #: Of the machine's settings, what programs need to run as a user of it.
 SETTINGS = ("etc/passwd", "etc/group", "etc/nsswitch.conf", "etc/ld.so.cache", "etc/hosts")
 
@@ -48,12 +59,26 @@ class Engine:
         self.image = f"localhost/gpu-ckpt-{secrets.token_hex(4)}:1"
         self.url = f"unix://{folder}/docker.sock"
         self._shared = shared
-        image = folder / "image.tar"
-        with tarfile.open(image, "w") as tar:
-            _fill(tar)
-        self._podman("import", "--quiet", str(image), self.image)
+        #: A developer's own servers may have theirs in it.
+        self._had_turns = self._has_turns()
         self._service = subprocess.Popen([*PODMAN, "system", "service", "--time=0", self.url])
-        wait_for("the engine listens", (folder / "docker.sock").exists, 60)
+        self._after = subprocess.Popen(
+            ["sh", "-c", _AFTER_THE_TESTS, "sh", str(self._service.pid), self.image, *PODMAN],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not for it
+        )  # fmt: skip
+        image = folder / "image.tar"
+        try:
+            with tarfile.open(image, "w") as tar:
+                _fill(tar)
+            self._podman("import", "--quiet", str(image), self.image)
+            wait_for("the engine listens", (folder / "docker.sock").exists, 60)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _has_turns(self) -> bool:
+        return VOLUME in self._podman("volume", "ls", "--quiet").split()
 
     def volumes(self) -> dict[str, dict[str, str]]:
         """What containers have of the machine, as DockerSpawner takes it."""
@@ -94,7 +119,9 @@ class Engine:
         self._service.terminate()
         self._service.wait(20)
         self._podman("rmi", self.image, check=False)
-        self._podman("volume", "rm", "jupyter-gpu-ckpt-turns", check=False)
+        self._after.communicate(b"nothing\n", timeout=20)
+        if not self._had_turns:
+            self._podman("volume", "rm", VOLUME, check=False)
 
 
 def _fill(tar: tarfile.TarFile) -> None:

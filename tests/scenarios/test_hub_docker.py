@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_gpu_ckpt.rights import NEEDED
+from tests.harness.client import wait_for
+from tests.harness.container import PODMAN
 from tests.harness.docker import TURNS, Engine
 from tests.harness.hub import Hub
+from tests.harness.node import REPOSITORY
 from tests.harness.server import Home, free_port
 from tests.harness.user import User
 
@@ -81,3 +86,34 @@ def test_kernels_of_a_container_that_dies_or_is_stopped_are_in_the_next_one(
             assert (lost["why"], lost["state"]["reason"]) == ("shutdown", "shutdown")
             client.restore_lost(kernel.id)
             assert client.connect(kernel.id).run("print(x)") == "42"
+
+
+BEGINS = """
+import subprocess, sys, time
+from pathlib import Path
+from tests.harness.container import PODMAN
+from tests.harness.docker import Engine
+engine = Engine(Path(sys.argv[1]), [])
+options = [f"--volume={folder}:{folder}:ro" for folder in engine.volumes()]
+options += ["--network=none", "--ulimit=nproc=4096:4096", "--ulimit=nofile=1024:4096"]
+argv = [*PODMAN, "run", "--detach", *options, engine.image, "/usr/bin/sleep", "600"]
+subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+print(engine.image, flush=True)
+time.sleep(600)
+"""
+
+
+def test_containers_of_tests_that_were_killed_end_too(shared: Path) -> None:
+    argv = [sys.executable, "-c", BEGINS, str(shared)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as tests:
+        assert tests.stdout is not None
+        image = tests.stdout.readline().strip()
+        tests.kill()
+
+    def told(*argv: str) -> str:
+        argv = (*PODMAN, *argv)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout
+
+    assert image
+    ps = ("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    wait_for("nothing is left", lambda: not told(*ps) and not told("images", "-q", image), 60, 0.3)
